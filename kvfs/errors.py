@@ -1,0 +1,174 @@
+"""Every error the package raises on purpose.
+
+One tree with two sides. The user side is what a person meets at the command line: each class has an exit
+code that does not change between releases, and ``str(error)`` is one line that says what to do. The data
+side is what the pool and the tiers raise: each class has an errno, which the filesystem face hands to the
+program that made the call. Anything outside this tree is a bug: the command line prints its trace and exits
+with ``EXIT_BUG``; the filesystem face logs it and answers EIO.
+"""
+
+from __future__ import annotations
+
+import errno as numbers
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
+
+EXIT_OK = 0
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+
+class KvfsError(Exception):
+    """The root of the tree. ``str(error)`` is one line for a person."""
+
+    exit_code: ClassVar[int] = 1
+    errno: ClassVar[int] = numbers.EIO
+    meaning: ClassVar[str] = "any other failure; the line on stderr says which"
+
+
+class UsageError(KvfsError):
+    """An argument, a size or an option that cannot be understood."""
+
+    exit_code = 2
+    errno = numbers.EINVAL
+    meaning = "wrong arguments: an unknown option, a size that does not parse, a pool larger than memory"
+
+
+class ConfigError(KvfsError):
+    """A configuration file or environment variable that cannot be used."""
+
+    exit_code = 3
+    errno = numbers.EINVAL
+    meaning = "the configuration file or a KVFS_* variable is wrong: unknown key, wrong type, unreadable"
+
+
+class MountpointError(KvfsError):
+    """The mountpoint cannot be mounted on."""
+
+    exit_code = 4
+    errno = numbers.ENOTDIR
+    meaning = "the mountpoint is missing, not a directory, not empty, or holds another filesystem"
+
+
+class StateInUse(KvfsError):
+    """Another live daemon holds the state directory."""
+
+    exit_code = 5
+    errno = numbers.EBUSY
+    meaning = "kvfs already serves this mountpoint, or another daemon holds its state"
+
+
+class AlreadyMounted(StateInUse):
+    """A live kvfs serves this mountpoint."""
+
+
+class Unavailable(KvfsError):
+    """The machine lacks something that was asked for."""
+
+    exit_code = 6
+    errno = numbers.ENODEV
+    meaning = "something needed is not there: /dev/fuse, fusermount3, hugepages under --hugepages require"
+
+
+class Busy(KvfsError):
+    """The mount is in use and was not unmounted."""
+
+    exit_code = 7
+    errno = numbers.EBUSY
+    meaning = "umount: programs still use the mount; they are listed"
+
+
+class NotMounted(KvfsError):
+    """No kvfs is mounted at this path."""
+
+    exit_code = 8
+    errno = numbers.EINVAL
+    meaning = "no kvfs is mounted at this path"
+
+
+class NotPermitted(KvfsError):
+    """The caller's privileges do not suffice."""
+
+    exit_code = 9
+    errno = numbers.EPERM
+    meaning = "not permitted: the verb needs root, or the owner of the mount"
+
+
+class DaemonFailed(KvfsError):
+    """The daemon did not start, or did not end."""
+
+    exit_code = 10
+    meaning = "the daemon did not start, or did not end; the line on stderr is its reason"
+
+
+class NoSuchPage(KvfsError):
+    """Nothing has this name."""
+
+    errno = numbers.ENOENT
+
+
+class StalePage(KvfsError):
+    """The name now means another file: the kernel has to look it up again."""
+
+    errno = numbers.ESTALE
+
+
+class OutOfRoom(KvfsError):
+    """The pool is full and nothing can be evicted now."""
+
+    errno = numbers.ENOSPC
+
+
+class FileTooLarge(KvfsError):
+    """One file asks for more than half of the pool."""
+
+    errno = numbers.EFBIG
+
+
+class CorruptPage(KvfsError):
+    """The bytes of a page do not match its digest."""
+
+    errno = numbers.EIO
+
+
+class NameTooLong(KvfsError):
+    """A name or an attribute is longer than a tier can hold."""
+
+    errno = numbers.ENAMETOOLONG
+
+
+class AttributeMissing(KvfsError):
+    """The file has no attribute of this name."""
+
+    errno = numbers.ENODATA
+
+
+class NotSupported(KvfsError):
+    """The operation has no meaning on this filesystem."""
+
+    errno = numbers.EOPNOTSUPP
+
+
+class ExitCode(NamedTuple):
+    """One row of the table of exit codes."""
+
+    code: int
+    meaning: str
+
+
+def _descendants(kind: type[KvfsError]) -> Iterator[type[KvfsError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _descendants(child)
+
+
+def exit_codes() -> list[ExitCode]:
+    """The table of exit codes, by number: what ``kvfs --help`` and the README show."""
+    rows = {
+        EXIT_OK: "done",
+        EXIT_BUG: "a bug in kvfs: a trace is printed, please report it",
+        EXIT_INTERRUPTED: "interrupted from the keyboard",
+    }
+    for kind in _descendants(KvfsError):
+        rows.setdefault(kind.exit_code, kind.meaning)
+    return [ExitCode(code, meaning) for code, meaning in sorted(rows.items())]
