@@ -1,0 +1,88 @@
+"""What is known of a page: values, and the text forms they have as attributes of its file. Pure."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import stat
+from dataclasses import dataclass
+from typing import Final
+
+import xxhash
+
+HUGEPAGE: Final = 2 << 20
+
+DIGEST: Final = "digest"
+OWNER: Final = "owner"
+HITS: Final = "hits"
+USER: Final = "user."
+"""What the name of a user's own attribute begins with, below the tier's prefix."""
+
+ALGORITHM: Final = "xxh3-128"
+
+_DIGEST = re.compile(r"xxh3-128:([0-9a-f]{32}):(0|[1-9][0-9]*)", re.ASCII)
+_OWNER = re.compile(r"([0-7]{1,6}) (0|[1-9][0-9]{0,9}) (0|[1-9][0-9]{0,9})", re.ASCII)
+_IDENTIFIERS = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """The xxh3-128 of a page's bytes (32 lower-case hexadecimal digits) and their number.
+
+    It tells accident from intact; it is no defence against somebody who can write the tier.
+    """
+
+    hex: str
+    size: int
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Digest:
+        """Reads "xxh3-128:HEX:SIZE". Raises ValueError for anything else."""
+        if isinstance(text, bytes):
+            text = text.decode("ascii")
+        match = _DIGEST.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a digest: {text[:80]!r}")
+        return cls(match[1], int(match[2]))
+
+    def format(self) -> str:
+        """The text form that ``parse`` reads."""
+        return f"{ALGORITHM}:{self.hex}:{self.size}"
+
+    def __str__(self) -> str:
+        return self.format()
+
+
+def digest_of(content: bytes | bytearray | memoryview | mmap.mmap) -> Digest:
+    """The digest of a whole page. Other threads run meanwhile, at about 14 GB/s a core."""
+    size = content.nbytes if isinstance(content, memoryview) else len(content)
+    return Digest(xxhash.xxh3_128(content).hexdigest(), size)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What the mount shows as a file's mode (type and permission bits), user and group."""
+
+    mode: int
+    uid: int
+    gid: int
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Owner:
+        """Reads "100644 1000 1000": the mode is octal. Raises ValueError for anything else."""
+        if isinstance(text, bytes):
+            text = text.decode("ascii")
+        match = _OWNER.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not an owner: {text[:80]!r}")
+        owner = cls(int(match[1], 8), int(match[2]), int(match[3]))
+        if not stat.S_IFMT(owner.mode) or owner.mode >= 0o200000 or max(owner.uid, owner.gid) >= _IDENTIFIERS:
+            raise ValueError(f"not an owner: {text!r}")
+        return owner
+
+    def format(self) -> str:
+        """The text form that ``parse`` reads."""
+        return f"{self.mode:o} {self.uid} {self.gid}"
+
+    def __str__(self) -> str:
+        return self.format()
