@@ -8,7 +8,7 @@ import re
 from kvfs.errors import UsageError
 
 _UNITS = ("K", "M", "G", "T", "P")
-_NUMBER = r"(?P<number>\d+(?:\.\d+)?)\s*"
+_NUMBER = r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*"
 _SIZE = re.compile(_NUMBER + r"(?:(?P<unit>[KMGTP])(?:iB|B)?|(?P<percent>%)|B)?", re.IGNORECASE)
 _DURATION = re.compile(_NUMBER + r"(?P<unit>ms|s|m|h|d)?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

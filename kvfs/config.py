@@ -1,0 +1,199 @@
+"""What a mount runs with: one frozen value from flags, environment, a TOML file and defaults."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from kvfs import mounts
+from kvfs.errors import ConfigError, UsageError
+from kvfs.settings import SETTINGS, Setting
+from kvfs.sizes import format_size, parse_size
+
+DEFAULT_FILE = Path("/etc/kvfs.toml")
+DEFAULT_POOL_SHARE = 0.25
+WARNING_POOL_SHARE = 0.7
+
+MINIMUM_POOL_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything a daemon needs to know. ``origins`` says for each field where its value came from."""
+
+    mountpoint: Path
+    pool_bytes: int
+    hugepages: Literal["prefer", "require", "off"]
+    numa: str
+    """"" (wherever the writer runs), "interleave", or the number of a node."""
+    owner_uid: int
+    owner_gid: int
+    mode: int
+    """Permission bits of the root directory of the mount."""
+    state_dir: Path
+    """The directory that holds the state directories of all mounts, each named after its mountpoint."""
+    foreground: bool
+    mount_options: tuple[str, ...]
+    passthrough: Literal["auto", "off"]
+    reserve_percent: float
+    keep: bool
+    """Whether a clean unmount leaves the DRAM for the next mount."""
+    log_level: Literal["debug", "info", "warning", "error"]
+    origins: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of the machine in bytes: ``available`` can be had without swapping."""
+
+    total: int
+    available: int
+
+
+def read_memory() -> Memory:
+    """The machine's memory, from /proc/meminfo."""
+    text = Path("/proc/meminfo").read_text()
+    fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))
+    return Memory(total=int(fields["MemTotal"]) << 10, available=int(fields["MemAvailable"]) << 10)
+
+
+def load_config(
+    mountpoint: Path,
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    file: Path | None = None,
+    memory: Memory | None = None,
+) -> Config:
+    """What a mount at ``mountpoint`` (absolute, resolved) runs with.
+
+    ``flags`` has what was given at the command line, by setting; None counts as not given. ``file`` must
+    exist; without one, KVFS_CONFIG names it, or else /etc/kvfs.toml is read if it exists. Raises UsageError
+    for a flag and ConfigError for a variable or a file that cannot be used.
+    """
+    try:
+        str(mountpoint).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{os.fsencode(mountpoint)!r}: the path of a mountpoint must be UTF-8") from None
+    path, from_file = _read_file(file, environment)
+    values: dict[str, Any] = {"mountpoint": mountpoint}
+    origins = {"mountpoint": "argument"}
+    for setting in SETTINGS:
+        value, origin = _settle(setting, flags, environment, path, from_file)
+        parts = value if len(setting.fields) > 1 else (value,)
+        values.update(zip(setting.fields, parts, strict=True))
+        origins.update(dict.fromkeys(setting.fields, origin))
+    held = _held_bytes(values["state_dir"] / mounts.escape_path(mountpoint) / "dram")
+    pool = values["pool_bytes"]
+    values["pool_bytes"] = _pool_bytes(pool, origins["pool_bytes"], memory or read_memory(), held)
+    return Config(**values, origins=origins)
+
+
+def _settle(
+    setting: Setting,
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    path: Path | None,
+    from_file: Mapping[str, object],
+) -> tuple[Any, str]:
+    """The value of a setting and where it came from."""
+    flag = flags.get(setting.name)
+    if flag is not None:
+        try:
+            return setting.parse(flag), "flag"
+        except UsageError as error:
+            raise UsageError(f"--{setting.name.replace('_', '-')}: {error}") from None
+    try:
+        if text := environment.get(setting.variable):
+            place, origin = setting.variable, f"environment {setting.variable}"
+            return setting.parse(text), origin
+        if setting.name in from_file:
+            place, origin = f"{path}: {setting.name}", f"file {path}"
+            return setting.parse(from_file[setting.name]), origin
+    except UsageError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    return setting.default(environment), "default"
+
+
+def _read_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path | None, dict[str, object]]:
+    if file is None and (named := environment.get("KVFS_CONFIG")):
+        file = Path(named)
+    path = file or DEFAULT_FILE
+    try:
+        values: dict[str, object] = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        if file is None:
+            return None, {}
+        raise ConfigError(f"{path}: there is no such configuration file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    known = [setting.name for setting in SETTINGS]
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise ConfigError(f"{path}: unknown key {key!r}: {advice}")
+    return path, values
+
+
+def _held_bytes(directory: Path) -> int:
+    """Memory that an earlier daemon of this mountpoint left for us: it is not in use by anyone else."""
+    if not mounts.find(directory):
+        return 0
+    try:
+        room = os.statvfs(directory)
+    except PermissionError:
+        return 0
+    return (room.f_blocks - room.f_bfree) * room.f_frsize
+
+
+def _pool_bytes(pool: str | int | None, origin: str, memory: Memory, held: int) -> int:
+    error, place = (UsageError, "--pool") if origin == "flag" else (ConfigError, origin)
+    if pool is None:
+        return int((memory.available + held) * DEFAULT_POOL_SHARE)
+    try:
+        size = parse_size(pool, memory.total) if isinstance(pool, str) else pool
+    except UsageError as wrong:
+        raise error(f"{place}: {wrong}") from None
+    if size > memory.total:
+        raise error(
+            f"{place}: {format_size(size)} is more than the {format_size(memory.total)} of memory here; "
+            f"choose less, such as 50%"
+        )
+    if size < MINIMUM_POOL_BYTES:
+        raise error(f"{place}: {format_size(size)} is too little: at least {format_size(MINIMUM_POOL_BYTES)}")
+    return size
+
+
+def pool_warning(config: Config, memory: Memory) -> str | None:
+    """One line when the pool takes so much of the memory that programs may not find what they need."""
+    share = config.pool_bytes / memory.total
+    if share <= WARNING_POOL_SHARE:
+        return None
+    return (
+        f"the pool of {format_size(config.pool_bytes)} is {share:.0%} of memory; when it fills, little is "
+        f"left for programs: consider at most {WARNING_POOL_SHARE:.0%}"
+    )
+
+
+def to_json(config: Config) -> bytes:
+    """The whole configuration as JSON, for the daemon's process and for config.json."""
+    return msgspec.json.encode(config, enc_hook=str)
+
+
+def from_json(data: bytes) -> Config:
+    """The configuration that ``to_json`` wrote; ConfigError when it is not one."""
+    try:
+        return msgspec.json.decode(data, type=Config, dec_hook=lambda kind, value: kind(value))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not a configuration that kvfs wrote: {error}") from None

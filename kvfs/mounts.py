@@ -1,0 +1,211 @@
+"""What is mounted where, whether it is alive, and who holds it: read from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import errno as numbers
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvfs import syscalls
+from kvfs.errors import MountpointError, NotPermitted
+
+FSTYPE = "fuse.kvfs"
+
+_OCTAL = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class MountEntry:
+    """One line of /proc/PID/mountinfo.
+
+    ``device`` is "major:minor"; ``options`` are those of the mount, then those of the filesystem.
+    """
+
+    mount_id: int
+    root: str
+    mountpoint: Path
+    fstype: str
+    source: str
+    options: tuple[str, ...]
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that keeps a mount busy; ``what`` reads "open file PATH", "working directory PATH", …"""
+
+    pid: int
+    name: str
+    what: str
+
+
+def _unescape(field: bytes) -> str:
+    return os.fsdecode(_OCTAL.sub(lambda match: bytes([int(match[1], 8)]), field))
+
+
+def parse_mountinfo(text: bytes) -> list[MountEntry]:
+    """The entries of a mountinfo file, in its order: of those on one path the last is on top."""
+    entries = []
+    for line in text.splitlines():
+        fields = line.split(b" ")
+        separator = fields.index(b"-", 6)
+        fstype, source, *rest = fields[separator + 1 :]
+        options = fields[5].split(b",") + (rest[0].split(b",") if rest else [])
+        entries.append(
+            MountEntry(
+                mount_id=int(fields[0]),
+                root=_unescape(fields[3]),
+                mountpoint=Path(_unescape(fields[4])),
+                fstype=_unescape(fstype),
+                source=_unescape(source),
+                options=tuple(_unescape(option) for option in options),
+                device=fields[2].decode(),
+            )
+        )
+    return entries
+
+
+def read_mountinfo() -> list[MountEntry]:
+    """Every mount that this process sees."""
+    return parse_mountinfo(Path("/proc/self/mountinfo").read_bytes())
+
+
+def find(mountpoint: Path) -> list[MountEntry]:
+    """What is mounted on exactly this path, the lowest first; never touches the filesystems themselves."""
+    return [entry for entry in read_mountinfo() if entry.mountpoint == mountpoint]
+
+
+def resolve_mountpoint(text: str | os.PathLike[str]) -> Path:
+    """The absolute path of a mountpoint, symlinks resolved.
+
+    A path that something is mounted on is not looked into, so a dead or hung mount blocks nobody.
+    """
+    absolute = os.path.abspath(text)
+    parent = os.path.realpath(os.path.dirname(absolute))
+    candidate = Path(parent, os.path.basename(absolute))
+    return candidate if find(candidate) else Path(os.path.realpath(absolute))
+
+
+def escape_path(path: Path) -> str:
+    """An absolute path as one file name, the way systemd names mount units: /mnt/kv-a is "mnt-kv\\x2da"."""
+    parts = [part for part in os.fsencode(path).split(b"/") if part]
+    if not parts:
+        return "-"
+    escaped = "-".join("".join(_escape_byte(byte) for byte in part) for part in parts)
+    return "\\x2e" + escaped[1:] if escaped.startswith(".") else escaped
+
+
+def _escape_byte(byte: int) -> str:
+    character = chr(byte)
+    plain = character.isascii() and (character.isalnum() or character in ":_.")
+    return character if plain else f"\\x{byte:02x}"
+
+
+def is_dead(mountpoint: Path) -> bool:
+    """Whether the filesystem mounted here has lost its daemon: every call on it answers ENOTCONN."""
+    try:
+        os.stat(mountpoint)
+    except OSError as error:
+        return error.errno == numbers.ENOTCONN
+    return False
+
+
+def clear_dead(mountpoint: Path) -> bool:
+    """Unmounts, lazily, the kvfs mounts on this path whose daemon is gone; says whether there were any.
+
+    Raises MountpointError when another filesystem is mounted there, dead or not: it is not ours to unmount.
+    """
+    cleared = False
+    while entries := find(mountpoint):
+        top = entries[-1]
+        if top.fstype != FSTYPE:
+            raise MountpointError(
+                f"{mountpoint}: {top.fstype} from {top.source} is mounted there; "
+                "unmount it first, or choose another mountpoint"
+            )
+        if not is_dead(mountpoint):
+            break
+        detach(mountpoint)
+        cleared = True
+    return cleared
+
+
+def detach(mountpoint: Path) -> None:
+    """Takes the topmost mount off the path at once; it ends when its last user lets go."""
+    try:
+        syscalls.umount2(mountpoint, syscalls.MNT_DETACH)
+    except PermissionError as error:
+        raise NotPermitted(f"{mountpoint}: only root may unmount this: use sudo") from error
+
+
+def holders(device: str) -> list[Holder]:
+    """The processes that keep the filesystem busy, by process id; only those that the caller may look into.
+
+    ``device`` is the mount's "major:minor". Nothing here asks the filesystem itself, so its daemon may be
+    gone or stuck. Processes in other mount namespaces (containers) are found too.
+    """
+    found = []
+    for number in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        process = Path("/proc", str(number))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            uses = dict.fromkeys(_uses(process, device))
+            if uses:
+                name = (process / "comm").read_text(errors="replace").rstrip("\n")
+                found += [Holder(number, name, what) for what in uses]
+    return found
+
+
+def _uses(process: Path, device: str) -> Iterator[str]:
+    entries = parse_mountinfo((process / "mountinfo").read_bytes())
+    mount_ids = {entry.mount_id for entry in entries if entry.device == device}
+    if not mount_ids:
+        return
+    for link, what in (("cwd", "working directory"), ("root", "root directory"), ("exe", "program")):
+        with contextlib.suppress(FileNotFoundError):
+            # O_PATH follows the magic link without asking the filesystem behind it.
+            descriptor = os.open(process / link, os.O_PATH | os.O_CLOEXEC)
+            try:
+                if _mount_id(Path("/proc/self/fdinfo", str(descriptor))) in mount_ids:
+                    yield f"{what} {os.readlink(process / link)}"
+            finally:
+                os.close(descriptor)
+    for name in os.listdir(process / "fd"):
+        with contextlib.suppress(FileNotFoundError):
+            if _mount_id(process / "fdinfo" / name) in mount_ids:
+                yield f"open file {os.readlink(process / 'fd' / name)}"
+    major, minor = (int(part) for part in device.split(":"))
+    mapped_device = f"{major:02x}:{minor:02x}".encode()
+    for line in (process / "maps").read_bytes().splitlines():
+        fields = line.split(None, 5)
+        if len(fields) == 6 and fields[3] == mapped_device:
+            yield f"mapped file {os.fsdecode(fields[5])}"
+
+
+def _mount_id(information: Path) -> int | None:
+    match = re.search(r"^mnt_id:\s*(\d+)$", information.read_text(errors="replace"), re.MULTILINE)
+    return None if match is None else int(match[1])
+
+
+def check_mountpoint(mountpoint: Path) -> None:
+    """Raises MountpointError unless the path is an empty directory."""
+    try:
+        status = os.stat(mountpoint)
+        if not stat.S_ISDIR(status.st_mode):
+            raise MountpointError(f"{mountpoint} is not a directory: a filesystem needs one to be mounted on")
+        if os.listdir(mountpoint):
+            raise MountpointError(
+                f"{mountpoint} is not empty: its files would be hidden; choose an empty directory"
+            )
+    except FileNotFoundError as error:
+        raise MountpointError(f"{mountpoint} does not exist: make it with mkdir -p {mountpoint}") from error
+    except NotADirectoryError as error:
+        raise MountpointError(f"{mountpoint}: a part of this path is not a directory") from error
+    except PermissionError as error:
+        raise MountpointError(
+            f"{mountpoint} cannot be read by you: use sudo, or a directory of your own"
+        ) from error

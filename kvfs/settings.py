@@ -1,0 +1,213 @@
+"""What can be set, and how what a person wrote becomes a value.
+
+A parser takes text (a flag, an environment variable) or a TOML value, and raises UsageError with one line
+that says what to write instead.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvfs.errors import UsageError
+from kvfs.sizes import parse_size
+
+_LARGEST_ID = 2**32 - 2
+
+
+def _parse_pool(value: object) -> str | int:
+    """Kept as written while it is a percentage: only later is it known of how much."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    text = _parse_text(value).strip()
+    return text if text.endswith("%") else parse_size(text)
+
+
+def _parse_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f'{value!r} must be text, in quotes: "…"')
+    return value
+
+
+def _choice(*choices: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        text = _parse_text(value).lower()
+        if text not in choices:
+            raise UsageError(f"{value!r} is none of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def _parse_numa(value: object) -> str:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else _parse_text(value)
+    text = text.strip().lower()
+    if text in ("", "off", "interleave"):
+        return text.removeprefix("off")
+    nodes = sorted(
+        int(path.name.removeprefix("node")) for path in Path("/sys/devices/system/node").glob("node[0-9]*")
+    )
+    if not text.isdecimal() or int(text) not in nodes:
+        there = ", ".join(str(node) for node in nodes) or "none"
+        raise UsageError(
+            f"{value!r} is neither interleave nor a NUMA node of this machine (nodes here: {there})"
+        )
+    return str(int(text))
+
+
+def _parse_owner(value: object) -> tuple[int, int]:
+    """User and group ids of "USER:GROUP", or of "USER", whose own group it then is."""
+    user, separator, group = _parse_text(value).partition(":")
+    if not user or (separator and not group):
+        raise UsageError(f"{value!r} is not an owner: write USER:GROUP or USER, by name or number")
+    if user.isdecimal():
+        uid = int(user)
+        gid = _group_of(uid)
+    else:
+        try:
+            entry = pwd.getpwnam(user)
+        except KeyError:
+            raise UsageError(f"there is no user {user!r}: write USER:GROUP, by name or number") from None
+        uid, gid = entry.pw_uid, entry.pw_gid
+    if group.isdecimal():
+        gid = int(group)
+    elif group:
+        try:
+            gid = grp.getgrnam(group).gr_gid
+        except KeyError:
+            raise UsageError(f"there is no group {group!r}: write USER:GROUP, by name or number") from None
+    if max(uid, gid) > _LARGEST_ID:
+        raise UsageError(f"{value!r} is beyond the largest id, {_LARGEST_ID}")
+    return uid, gid
+
+
+def _group_of(uid: int) -> int:
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return uid
+
+
+def _parse_mode(value: object) -> int:
+    text = _parse_text(value).strip()
+    if not re.fullmatch(r"(0o)?[0-7]{3,5}", text) or int(text, 8) > 0o7777:
+        raise UsageError(f"{value!r} is not a mode: write permission bits in octal, as in 0770")
+    return int(text, 8)
+
+
+def _parse_path(value: object) -> Path:
+    text = _parse_text(value)
+    if not text:
+        raise UsageError("an empty path is no directory")
+    return Path(os.path.abspath(text))
+
+
+def _parse_flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = _parse_text(value).strip().lower()
+    if text in ("1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off", ""):
+        return False
+    raise UsageError(f"{value!r} is neither yes nor no")
+
+
+def _parse_percent(value: object) -> float:
+    try:
+        number = float(value.strip().removesuffix("%") if isinstance(value, str) else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise UsageError(f"{value!r} is not a percentage: write a number, as in 5") from None
+    if not 0 < number <= 50:
+        raise UsageError(f"{value!r}: the reserve is more than 0 and at most 50 percent of the pool")
+    return number
+
+
+_PLAIN_OPTIONS = ("ro", "noexec", "noatime", "allow_other", "allow_root", "default_permissions")
+_IGNORED_OPTIONS = frozenset(
+    ("defaults", "rw", "nosuid", "nodev", "relatime", "async", "auto", "noauto", "nofail", "_netdev")
+)
+
+
+def parse_mount_options(value: object) -> tuple[str, ...]:
+    """The options that mean something to the mount, each once, in the order given.
+
+    ``value`` is text with commas between, or a list of such texts. Options that fstab lines carry and that
+    change nothing here are dropped. Raises UsageError naming the first option that is unknown.
+    """
+    texts = [_parse_text(item) for item in value] if isinstance(value, list | tuple) else [_parse_text(value)]
+    chosen: list[str] = []
+    for option in (part.strip() for text in texts for part in text.split(",")):
+        if not option or option in _IGNORED_OPTIONS or option.startswith(("x-", "X-")):
+            if option in ("rw", "defaults") and "ro" in chosen:
+                chosen.remove("ro")
+        elif option in _PLAIN_OPTIONS:
+            if option not in chosen:
+                chosen.append(option)
+        elif option.startswith("fsname="):
+            if option == "fsname=":
+                raise UsageError("mount option fsname= names nothing: write fsname=NAME")
+            chosen = [other for other in chosen if not other.startswith("fsname=")] + [option]
+        else:
+            known = ", ".join((*_PLAIN_OPTIONS, "fsname=NAME"))
+            raise UsageError(f"mount option {option!r} is unknown; known are {known}")
+    if "allow_other" in chosen and "allow_root" in chosen:
+        raise UsageError("mount options allow_other and allow_root exclude each other: choose one")
+    return tuple(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing that can be set.
+
+    ``name`` is the key in the file and, with dashes, the flag; ``fields`` are those of Config that it fills:
+    one, or as many as the parser returns values. ``default`` is given the environment.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    parse: Callable[[object], Any]
+    default: Callable[[Mapping[str, str]], Any]
+
+    @property
+    def variable(self) -> str:
+        """The name of the environment variable."""
+        return f"KVFS_{self.name.upper()}"
+
+
+def default_state_dir(environment: Mapping[str, str]) -> Path:
+    """Where the state of the caller's mounts lives unless something else is asked for."""
+    if os.geteuid() == 0:
+        return Path("/run/kvfs")
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    return Path(runtime, "kvfs") if runtime else Path(f"/tmp/kvfs-{os.geteuid()}")
+
+
+def _default_owner(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Who called sudo, else who calls."""
+    try:
+        return int(environment["SUDO_UID"]), int(environment["SUDO_GID"])
+    except (KeyError, ValueError):
+        return os.getuid(), os.getgid()
+
+
+SETTINGS = (
+    Setting("pool", ("pool_bytes",), _parse_pool, lambda _: None),
+    Setting("hugepages", ("hugepages",), _choice("prefer", "require", "off"), lambda _: "prefer"),
+    Setting("numa", ("numa",), _parse_numa, lambda _: ""),
+    Setting("owner", ("owner_uid", "owner_gid"), _parse_owner, _default_owner),
+    Setting("mode", ("mode",), _parse_mode, lambda _: 0o770),
+    Setting("state_dir", ("state_dir",), _parse_path, default_state_dir),
+    Setting("foreground", ("foreground",), _parse_flag, lambda _: False),
+    Setting("options", ("mount_options",), parse_mount_options, lambda _: ()),
+    Setting("passthrough", ("passthrough",), _choice("auto", "off"), lambda _: "auto"),
+    Setting("reserve_percent", ("reserve_percent",), _parse_percent, lambda _: 5.0),
+    Setting("keep", ("keep",), _parse_flag, lambda _: False),
+    Setting("log_level", ("log_level",), _choice("debug", "info", "warning", "error"), lambda _: "info"),
+)

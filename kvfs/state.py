@@ -1,0 +1,208 @@
+"""The state directory of a mount: who serves it, with what, and what the next mount finds."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvfs.config import Config, from_json, to_json
+from kvfs.errors import ConfigError, NotPermitted, StateInUse
+from kvfs.mounts import escape_path
+from kvfs.settings import default_state_dir
+
+LOG_LIMIT_BYTES = 1 << 20
+
+_FLOCK = struct.Struct("hhqqi")  # l_type, l_whence, l_start, l_len, l_pid
+_FILES = ("config.json", "config.json.new", "daemon.log", "keep", "lock")
+
+
+class StateDirectory:
+    """One mount's directory, named after the mountpoint, readable by its owner alone.
+
+    The daemon holds an exclusive lock on the file ``lock`` for its life. It is a lock of the open file
+    description (F_OFD_SETLK), so others can ask who has it without ever taking it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock_descriptor: int | None = None
+
+    def __repr__(self) -> str:
+        return f"StateDirectory({str(self.path)!r})"
+
+    @classmethod
+    def for_mountpoint(cls, mountpoint: Path, base: Path | None = None) -> StateDirectory:
+        """The state directory of ``mountpoint`` (absolute) below ``base``, which need not exist yet."""
+        return cls((base or default_state_dir(os.environ)) / escape_path(mountpoint))
+
+    @property
+    def dram(self) -> Path:
+        """Where the private tmpfs is mounted."""
+        return self.path / "dram"
+
+    @property
+    def log(self) -> Path:
+        """What a background daemon writes to its standard output and error."""
+        return self.path / "daemon.log"
+
+    def exists(self) -> bool:
+        """Whether the directory is there: a daemon runs, or one crashed or kept its DRAM."""
+        return self.path.is_dir()
+
+    def create(self) -> bool:
+        """Makes the directory, and its parents, for the caller alone; says whether it was missing.
+
+        Raises NotPermitted when somebody else's directory, or a symlink, has the name.
+        """
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(mode=0o700)
+            created = True
+        except FileExistsError:
+            created = False
+        status = os.lstat(self.path)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise NotPermitted(f"{self.path} is not a directory of yours: choose another with --state-dir")
+        return created
+
+    def acquire(self) -> None:
+        """Makes this process the one that serves the mount; StateInUse when another live process does."""
+        while self._lock_descriptor is None:
+            try:
+                self.create()
+                descriptor = os.open(
+                    self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+                )
+            except FileNotFoundError:
+                continue  # the last holder removed the directory just now
+            except PermissionError as error:
+                raise NotPermitted(f"{self.path}: {error.strerror}: use sudo, or --state-dir") from error
+            try:
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+                if not self._is_lock_file(descriptor):
+                    continue
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                self._lock_descriptor = descriptor
+            except BlockingIOError:
+                raise StateInUse(
+                    f"{self.path} is in use by process {self.daemon_pid()}; every mount needs its own"
+                ) from None
+            finally:
+                if self._lock_descriptor is None:
+                    os.close(descriptor)
+
+    def _is_lock_file(self, descriptor: int) -> bool:
+        """Whether the locked file still has its name: the last holder may have removed it just now."""
+        try:
+            named = os.stat(self.path / "lock")
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, os.fstat(descriptor))
+
+    def release(self) -> None:
+        """Lets another process acquire the directory; does nothing when it is not ours."""
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
+
+    def daemon_pid(self) -> int | None:
+        """The process that holds the lock, or None when there is none, or when the caller may not look."""
+        with self._open_lock() as descriptor:
+            if descriptor is None:
+                return None
+            for _ in range(50):
+                answer = fcntl.fcntl(
+                    descriptor, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+                )
+                if _FLOCK.unpack(answer)[0] == fcntl.F_UNLCK:
+                    return None
+                if text := os.pread(descriptor, 32, 0).strip():
+                    return int(text)
+                time.sleep(0.002)  # locked, and about to write its number
+        return None
+
+    @contextmanager
+    def _open_lock(self) -> Iterator[int | None]:
+        try:
+            descriptor = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            yield None
+            return
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def ask_keep(self) -> None:
+        """Asks the daemon to leave the DRAM for the next mount when it ends."""
+        (self.path / "keep").touch(mode=0o600)
+
+    def withdraw_keep(self) -> None:
+        """Takes ``ask_keep`` back."""
+        (self.path / "keep").unlink(missing_ok=True)
+
+    def take_keep(self) -> bool:
+        """Whether somebody asked to keep the DRAM; the question is answered once."""
+        try:
+            (self.path / "keep").unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def write_config(self, config: Config) -> None:
+        """Notes what the daemon runs with, whole or not at all."""
+        temporary = self.path / "config.json.new"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(to_json(config))
+        temporary.rename(self.path / "config.json")
+
+    def read_config(self) -> Config | None:
+        """What the daemon runs or ran with; None when nothing readable is there."""
+        try:
+            return from_json((self.path / "config.json").read_bytes())
+        except (FileNotFoundError, NotADirectoryError, PermissionError, ConfigError):
+            return None
+
+    def open_log(self) -> int:
+        """A descriptor that appends to the log; what was there goes when it is beyond LOG_LIMIT_BYTES."""
+        descriptor = os.open(
+            self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+        if os.fstat(descriptor).st_size > LOG_LIMIT_BYTES:
+            os.ftruncate(descriptor, 0)
+        return descriptor
+
+    def remove(self) -> None:
+        """Removes the directory with the files that are known to be in it, and lets the lock go.
+
+        The DRAM must have been unmounted: OSError (EBUSY, ENOTEMPTY) when it was not, and everything stays. A
+        missing directory is fine.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            self.dram.rmdir()
+        # The name goes first and at once: whoever acquires it from now on starts with a fresh directory.
+        doomed = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rename(doomed)
+            for name in _FILES:
+                (doomed / name).unlink(missing_ok=True)
+            doomed.rmdir()
+        self.release()
+
+
+def all_states(base: Path | None = None) -> list[StateDirectory]:
+    """Every state directory below ``base`` that the caller may see, by name."""
+    directory = base or default_state_dir(os.environ)
+    try:
+        return [StateDirectory(path) for path in sorted(directory.glob("[!.]*")) if path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvfs.config import Config, Memory, from_json, load_config, pool_warning, to_json
+from kvfs.errors import ConfigError, UsageError
+from kvfs.settings import parse_mount_options
+
+MEMORY = Memory(total=100 << 30, available=40 << 30)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "kvfs.toml"
+    path.write_text("")
+    return path
+
+
+def load(
+    file: Path, flags: dict[str, object] | None = None, environment: dict[str, str] | None = None
+) -> Config:
+    return load_config(Path("/mnt/kv"), flags or {}, environment or {}, file, MEMORY)
+
+
+def test_defaults(file: Path) -> None:
+    config = load(file)
+    assert config.pool_bytes == 10 << 30
+    assert (config.hugepages, config.numa, config.mode, config.keep) == ("prefer", "", 0o770, False)
+    assert (config.owner_uid, config.owner_gid) == (os.getuid(), os.getgid())
+    assert config.mount_options == ()
+    assert set(config.origins.values()) == {"default", "argument"}
+    assert set(config.origins) == set(Config.__dataclass_fields__) - {"origins"}
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(file: Path) -> None:
+    file.write_text('pool = "1G"\nhugepages = "off"\nkeep = true\n')
+    config = load(file, {"pool": "3G"}, {"KVFS_POOL": "2G", "KVFS_HUGEPAGES": "require"})
+    assert config.pool_bytes == 3 << 30
+    assert config.hugepages == "require"
+    assert config.keep is True
+    assert config.numa == ""
+    origins = config.origins
+    assert origins["pool_bytes"] == "flag"
+    assert origins["hugepages"] == "environment KVFS_HUGEPAGES"
+    assert origins["keep"] == f"file {file}"
+    assert origins["numa"] == "default"
+
+
+def test_an_empty_variable_and_an_absent_flag_count_as_not_given(file: Path) -> None:
+    config = load(file, {"pool": None, "keep": None}, {"KVFS_POOL": ""})
+    assert config.origins["pool_bytes"] == config.origins["keep"] == "default"
+
+
+def test_the_owner_is_who_called_sudo(file: Path) -> None:
+    config = load(file, environment={"SUDO_UID": "1000", "SUDO_GID": "1001"})
+    assert (config.owner_uid, config.owner_gid) == (1000, 1001)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"), [("root", (0, 0)), ("root:root", (0, 0)), ("12345:54321", (12345, 54321)), ("0", (0, 0))]
+)
+def test_owners(file: Path, text: str, ids: tuple[int, int]) -> None:
+    config = load(file, {"owner": text})
+    assert (config.owner_uid, config.owner_gid) == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("pool", "64X", "--pool: .*not a size"),
+        ("pool", "101G", "--pool: .*more than the 100.0 GiB of memory"),
+        ("pool", "1M", "--pool: .*too little"),
+        ("pool", "120%", "--pool: .*more than there is"),
+        ("hugepages", "yes", "--hugepages: .*prefer, require, off"),
+        ("numa", "4711", "--numa: .*interleave"),
+        ("numa", "left", "--numa: .*interleave"),
+        ("owner", "nobody-like-that", "--owner: there is no user"),
+        ("owner", "root:", "--owner: .*USER:GROUP"),
+        ("owner", ":root", "--owner: .*USER:GROUP"),
+        ("owner", "root:no-such-group", "--owner: there is no group"),
+        ("owner", "99999999999", "--owner: .*largest id"),
+        ("mode", "rwx", "--mode: .*octal"),
+        ("mode", "0888", "--mode: .*octal"),
+        ("reserve_percent", "0", "--reserve-percent: .*reserve"),
+        ("state_dir", "", "--state-dir: .*empty path"),
+        ("options", "ro,quick", "--options: .*'quick' is unknown"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_that_names_it(file: Path, name: str, value: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        load(file, {name: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_variable_is_named(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^KVFS_POOL: 'lots' is not a size"):
+        load(file, environment={"KVFS_POOL": "lots"})
+    with pytest.raises(ConfigError, match=r"^environment KVFS_POOL: .*more than"):
+        load(file, environment={"KVFS_POOL": "1P"})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("poool = 1", "unknown key 'poool': did you mean 'pool'"),
+        ("log-level = 'info'", "unknown key 'log-level': did you mean 'log_level'"),
+        ("zzz = 1", "unknown key 'zzz': known are pool"),
+        ("pool = [", "not TOML"),
+        ("mode = 770", "mode: 770 must be text"),
+        ("keep = 'perhaps'", "keep: 'perhaps' is neither yes nor no"),
+        ("hugepages = true", "hugepages: True must be text"),
+        ("reserve_percent = [5]", r"reserve_percent: \[5\] is not a percentage"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_key(file: Path, text: str, words: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        load(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such configuration file"):
+        load(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path)
+    with pytest.raises(ConfigError, match="no such configuration file"):
+        load_config(Path("/mnt/kv"), {}, {"KVFS_CONFIG": str(tmp_path / "missing.toml")}, None, MEMORY)
+
+
+def test_values_of_a_file(file: Path) -> None:
+    file.write_text(
+        'pool = "50%"\nnuma = "interleave"\nmode = "0750"\nkeep = true\nreserve_percent = 7.5\n'
+        'options = ["ro", "fsname=cache"]\nlog_level = "debug"\nstate_dir = "/srv/kvfs"\n'
+    )
+    config = load(file)
+    assert config.pool_bytes == 50 << 30
+    assert (config.numa, config.mode, config.keep, config.reserve_percent) == ("interleave", 0o750, True, 7.5)
+    assert config.mount_options == ("ro", "fsname=cache")
+    assert (config.log_level, config.state_dir) == ("debug", Path("/srv/kvfs"))
+    file.write_text("pool = 1073741824")
+    assert load(file).pool_bytes == 1 << 30
+
+
+def test_mount_options() -> None:
+    assert parse_mount_options("defaults,ro,_netdev,nofail,x-systemd.automount,nosuid,ro") == ("ro",)
+    assert parse_mount_options("ro,rw,noatime") == ("noatime",)
+    assert parse_mount_options(["allow_other", "fsname=a,fsname=b"]) == ("allow_other", "fsname=b")
+    assert parse_mount_options("") == ()
+    for wrong in ("exec", "suid", "uid=5", "fsname=", "allow_other,allow_root"):
+        with pytest.raises(UsageError, match=wrong.split(",")[0]):
+            parse_mount_options(wrong)
+
+
+def test_a_large_pool_is_warned_about(file: Path) -> None:
+    assert pool_warning(load(file, {"pool": "70G"}), MEMORY) is None
+    warning = pool_warning(load(file, {"pool": "71G"}), MEMORY)
+    assert warning is not None
+    assert "71%" in warning
+
+
+def test_a_path_that_is_not_utf8_is_refused(file: Path) -> None:
+    with pytest.raises(UsageError, match="UTF-8"):
+        load_config(Path(os.fsdecode(b"/mnt/\xff")), {}, {}, file, MEMORY)
+
+
+def test_json_there_and_back(file: Path) -> None:
+    config = load(file, {"pool": "3G", "options": "ro", "numa": "0"}, {"KVFS_PASSTHROUGH": "off"})
+    assert from_json(to_json(config)) == config
+    with pytest.raises(ConfigError, match="not a configuration"):
+        from_json(b'{"mountpoint": 5}')

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import errno
+
+from kvfs import errors
+
+
+def test_exit_codes_are_the_published_ones() -> None:
+    assert [row.code for row in errors.exit_codes()] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 70, 130]
+    assert len({row.meaning for row in errors.exit_codes()}) == len(errors.exit_codes())
+
+
+def test_kinds_that_share_an_exit_code_are_the_same_kind() -> None:
+    assert errors.AlreadyMounted.exit_code == errors.StateInUse.exit_code == 5
+    assert issubclass(errors.AlreadyMounted, errors.StateInUse)
+
+
+def test_the_data_side_speaks_errno() -> None:
+    assert errors.NoSuchPage.errno == errno.ENOENT
+    assert errors.StalePage.errno == errno.ESTALE
+    assert errors.OutOfRoom.errno == errno.ENOSPC
+    assert errors.FileTooLarge.errno == errno.EFBIG
+    assert errors.CorruptPage.errno == errno.EIO
+    assert errors.NameTooLong.errno == errno.ENAMETOOLONG
+    assert errors.AttributeMissing.errno == errno.ENODATA
+    assert errors.NotSupported.errno == errno.EOPNOTSUPP
