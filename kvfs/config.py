@@ -96,6 +96,17 @@ def load_config(
     return Config(**values, origins=origins)
 
 
+def chosen_state_dir(flag: str | None, environment: Mapping[str, str]) -> Path | None:
+    """Where states of mounts are by flag, environment or file; None where the default holds.
+
+    Raises UsageError and ConfigError like ``load_config``.
+    """
+    setting = next(setting for setting in SETTINGS if setting.name == "state_dir")
+    path, from_file = _read_file(None, environment)
+    value, origin = _settle(setting, {"state_dir": flag}, environment, path, from_file)
+    return None if origin == "default" else Path(value)
+
+
 def _settle(
     setting: Setting,
     flags: Mapping[str, object],

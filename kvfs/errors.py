@@ -79,11 +79,11 @@ class Busy(KvfsError):
 
 
 class NotMounted(KvfsError):
-    """No kvfs is mounted at this path."""
+    """No kvfs is mounted at this path, or its daemon is gone."""
 
     exit_code = 8
     errno = numbers.EINVAL
-    meaning = "no kvfs is mounted at this path"
+    meaning = "no live kvfs is mounted at this path"
 
 
 class NotPermitted(KvfsError):
@@ -95,10 +95,10 @@ class NotPermitted(KvfsError):
 
 
 class DaemonFailed(KvfsError):
-    """The daemon did not start, or did not end."""
+    """The daemon did not start, does not answer, or did not end."""
 
     exit_code = 10
-    meaning = "the daemon did not start, or did not end; the line on stderr is its reason"
+    meaning = "the daemon did not start, does not answer, or did not end; the line on stderr says why"
 
 
 class NoSuchPage(KvfsError):
@@ -172,3 +172,11 @@ def exit_codes() -> list[ExitCode]:
     for kind in _descendants(KvfsError):
         rows.setdefault(kind.exit_code, kind.meaning)
     return [ExitCode(code, meaning) for code, meaning in sorted(rows.items())]
+
+
+def from_exit_code(code: int, message: str) -> KvfsError:
+    """The error that another process of kvfs reported with its exit code and its line."""
+    for kind in _descendants(KvfsError):
+        if kind.exit_code == code:
+            return kind(message)
+    return DaemonFailed(message)

@@ -75,7 +75,6 @@ def test_owners(file: Path, text: str, ids: tuple[int, int]) -> None:
         ("pool", "1M", "--pool: .*too little"),
         ("pool", "120%", "--pool: .*more than there is"),
         ("hugepages", "yes", "--hugepages: .*prefer, require, off"),
-        ("numa", "4711", "--numa: .*interleave"),
         ("numa", "left", "--numa: .*interleave"),
         ("owner", "nobody-like-that", "--owner: there is no user"),
         ("owner", "root:", "--owner: .*USER:GROUP"),

@@ -1,0 +1,213 @@
+"""``kvfs mount``: checks what can be checked, starts the daemon, and returns when the mount serves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvfs import config as configuration
+from kvfs import mounts
+from kvfs.cli.control import find_state, read_status
+from kvfs.cli.release import release_state
+from kvfs.config import Config
+from kvfs.errors import (
+    AlreadyMounted,
+    DaemonFailed,
+    KvfsError,
+    NotMounted,
+    NotPermitted,
+    StateInUse,
+    Unavailable,
+    from_exit_code,
+)
+from kvfs.sizes import format_size
+from kvfs.state import StateDirectory
+
+END_DEADLINE_SECONDS = 10.0
+
+
+@click.command("mount", short_help="Mount a pool of DRAM at a directory.")
+@click.argument("mountpoint", metavar="MNT")
+@click.option(
+    "--pool", metavar="SIZE", help="DRAM: 64G, 512M, or a share of all memory, 50%. [25% of what is free]"
+)
+@click.option("-f", "--foreground", is_flag=True, default=None, help="Stay in the foreground, log to stderr.")
+@click.option(
+    "-o",
+    "--options",
+    metavar="OPT,…",
+    multiple=True,
+    help="Mount options: ro, noexec, noatime, allow_other, allow_root, default_permissions, fsname=NAME; "
+    "what fstab lines carry besides (defaults, _netdev, nofail, x-…) is accepted.",
+)
+@click.option(
+    "--hugepages",
+    metavar="prefer|require|off",
+    help="Whether the DRAM consists of 2 MiB pages; require refuses to start without them. [prefer]",
+)
+@click.option(
+    "--numa", metavar="interleave|NODE", help="Where the memory comes from. [the writer's own node]"
+)
+@click.option(
+    "--owner", metavar="USER:GROUP", help="Owner of the root directory. [who called sudo, else you]"
+)
+@click.option("--mode", metavar="0770", help="Permission bits of the root directory. [0770]")
+@click.option("--reserve-percent", metavar="N", help="Part of the pool kept free for writers. [5]")
+@click.option(
+    "--keep", is_flag=True, default=None, help="Leave the DRAM for the next mount at a clean unmount."
+)
+@click.option(
+    "--passthrough", metavar="auto|off", help="Whether the kernel moves the bytes by itself. [auto]"
+)
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error. [info]")
+@click.option("--state-dir", metavar="DIR", help="Where locks, logs and the DRAM of mounts live. [/run/kvfs]")
+@click.option("--config", "file", metavar="FILE", help="Read settings from this TOML file. [/etc/kvfs.toml]")
+def command(mountpoint: str, file: str | None, options: tuple[str, ...], **flags: Any) -> None:
+    """Mount a pool of DRAM at the empty directory MNT, and return when it serves.
+
+    Run by root, every user can reach the mount as far as its permissions go, and reads and writes run at
+    memory speed where the kernel can do that (Linux 6.9 or later). Run by anyone else, only that user can
+    reach it, and it is slower: kvfs doctor says what is lost.
+
+    Pages left by a crash, or by umount --keep, are served again. A dead kvfs mount at MNT is cleared first.
+    """
+    path = mounts.resolve_mountpoint(mountpoint)
+    config = configuration.load_config(
+        path, {**flags, "options": options or None}, os.environ, Path(file) if file is not None else None
+    )
+    warning = configuration.pool_warning(config, configuration.read_memory())
+    if warning is not None:
+        print(f"kvfs: warning: {warning}", file=sys.stderr)
+    state = StateDirectory.for_mountpoint(path, config.state_dir)
+    _check_place(path, state)
+    _check_machine()
+    if config.foreground:
+        from kvfs import daemon
+
+        daemon.run(config, state)
+        return
+    _start(config, state)
+    _announce(config)
+
+
+def _check_place(mountpoint: Path, state: StateDirectory) -> None:
+    """Refuses a mountpoint that is in use or cannot be used; clears what a dead daemon left on it."""
+    pid = state.daemon_pid()
+    entries = mounts.find(mountpoint)
+    if entries and entries[-1].fstype == mounts.FSTYPE and pid is not None:
+        raise AlreadyMounted(
+            f"{mountpoint} is already served by process {pid}: kvfs status {mountpoint} shows it"
+        )
+    if pid is not None:
+        raise StateInUse(
+            f"process {pid} still serves programs that opened files on an earlier mount at {mountpoint}: "
+            "end them, or mount elsewhere"
+        )
+    if entries:
+        mounts.clear_dead(mountpoint)
+        if mounts.find(mountpoint):
+            other = find_state(mountpoint, None).daemon_pid()
+            server = "another daemon" if other is None else f"process {other}"
+            raise AlreadyMounted(
+                f"{mountpoint} is already served by {server}: kvfs status {mountpoint} shows it"
+            )
+    mounts.check_mountpoint(mountpoint)
+
+
+def _check_machine() -> None:
+    if not os.path.exists("/dev/fuse"):
+        raise Unavailable(
+            "/dev/fuse is not there: load it with modprobe fuse, or give the container --device /dev/fuse"
+        )
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise NotPermitted("/dev/fuse cannot be opened by you: use sudo, or join the group that owns it")
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        raise Unavailable("fusermount3 is not there, and only root mounts without it: apt-get install fuse3")
+
+
+def _start(config: Config, state: StateDirectory) -> None:
+    """Starts the daemon and waits until it serves; else raises its reason, and leaves nothing behind."""
+    created = state.create()
+    log = state.open_log()
+    log_start = os.fstat(log).st_size
+    process: subprocess.Popen[bytes] | None = None
+    ready, ready_for_daemon = os.pipe()
+    try:
+        with contextlib.ExitStack() as ours:
+            ours.callback(os.close, log)
+            ours.callback(os.close, ready_for_daemon)
+            given = os.memfd_create("config")
+            ours.callback(os.close, given)
+            os.write(given, configuration.to_json(config))
+            os.lseek(given, 0, os.SEEK_SET)
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "kvfs.daemon", "--config-json", str(given)],
+                pass_fds=(given, ready_for_daemon),
+                env={**os.environ, "KVFS_READY_FD": str(ready_for_daemon)},
+                cwd="/",
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        with open(ready, "rb") as answers:
+            answer = answers.readline().decode(errors="replace").strip()
+        if answer != "ready":
+            raise _reason(answer, process, state, log_start)
+    except BaseException:
+        if process is not None:
+            _end(process)
+        with contextlib.suppress(KvfsError):
+            mounts.clear_dead(config.mountpoint)
+        if created:
+            release_state(state)
+        raise
+    # The daemon outlives this process by design: it is not ours to wait for.
+    process.returncode = 0
+
+
+def _reason(
+    answer: str, process: subprocess.Popen[bytes], state: StateDirectory, log_start: int
+) -> KvfsError:
+    """What the daemon said went wrong, or the last line it left in its log when it said nothing."""
+    kind, _, rest = answer.partition(" ")
+    code, _, line = rest.partition(" ")
+    if kind == "error" and code.isdecimal():
+        return from_exit_code(int(code), line)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_DEADLINE_SECONDS)
+    with open(state.log, "rb") as log:
+        log.seek(log_start)
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    last = lines[-1] if lines else f"it left no word in its log (exit status {process.returncode})"
+    return DaemonFailed(f"the daemon did not start: {last}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(END_DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _announce(config: Config) -> None:
+    words = [f"{config.mountpoint} serves {format_size(config.pool_bytes)} of DRAM"]
+    # The mount may already be someone else's business: unmounted again, or not readable by this user.
+    with contextlib.suppress(NotMounted, NotPermitted, DaemonFailed):
+        status = read_status(config.mountpoint)
+        for name in ("hugepages", "passthrough"):
+            feature = status.get(name, {})
+            reason = "" if feature.get("active") else f" ({feature.get('reason')})"
+            words.append(f"{name} {'on' if feature.get('active') else 'off'}{reason}")
+    print(", ".join(words))
