@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvfs import syscalls
 from kvfs.tiers.attributes import Attributes, Target, choose_attributes
@@ -39,8 +40,7 @@ class Room:
         return self.total_bytes - self.free_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What a walk met. ``size`` in bytes, ``blocks`` of 512 bytes, times in nanoseconds since 1970."""
 
     path: bytes
@@ -220,10 +220,11 @@ class Tier:
                 continue
             prefix = path + b"/" if path else b""
             try:
-                with os.scandir(fd) as entries:
+                with os.scandir(b"/proc/self/fd/%d" % fd) as entries:
                     for entry in entries:
-                        found = self._examine(fd, entry, prefix + os.fsencode(entry.name))
-                        if found is None:
+                        try:
+                            found = self._examine(fd, entry, prefix)
+                        except FileNotFoundError:
                             continue
                         if found.is_directory:
                             pending.append(found.path)
@@ -231,32 +232,29 @@ class Tier:
             finally:
                 os.close(fd)
 
-    def _examine(self, dir_fd: int, entry: os.DirEntry[str], path: bytes) -> Found | None:
+    def _examine(self, dir_fd: int, entry: os.DirEntry[bytes], prefix: bytes) -> Found:
+        name = entry.name
         is_directory = entry.is_dir(follow_symlinks=False)
-        try:
-            if is_directory or entry.is_file(follow_symlinks=False):
-                flags = os.O_RDONLY | os.O_NONBLOCK | _PLAIN | self._noatime
-                fd = os.open(entry.name, flags, dir_fd=dir_fd)
-                try:
-                    status = os.fstat(fd)
-                    attributes = self._attributes.all(fd)
-                finally:
-                    os.close(fd)
-            else:  # a tier of ours holds no such thing; it is shown so that it can be dropped
-                status = os.stat(entry.name, dir_fd=dir_fd, follow_symlinks=False)
-                attributes = {}
-        except FileNotFoundError:
-            return None
+        if is_directory or entry.is_file(follow_symlinks=False):
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _PLAIN | self._noatime, dir_fd=dir_fd)
+            try:
+                status = os.fstat(fd)
+                attributes = self._attributes.all(fd)
+            finally:
+                os.close(fd)
+        else:  # a tier of ours holds no such thing; it is shown so that it can be dropped
+            status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+            attributes = {}
         return Found(
-            path=path,
-            is_directory=is_directory,
-            size=status.st_size,
-            blocks=status.st_blocks,
-            links=status.st_nlink,
-            inode=status.st_ino,
-            mtime_ns=status.st_mtime_ns,
-            atime_ns=status.st_atime_ns,
-            attributes=attributes,
+            prefix + name,
+            is_directory,
+            status.st_size,
+            status.st_blocks,
+            status.st_nlink,
+            status.st_ino,
+            status.st_mtime_ns,
+            status.st_atime_ns,
+            attributes,
         )
 
     def room(self) -> Room:
