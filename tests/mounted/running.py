@@ -142,6 +142,7 @@ class KvfsMount:
         self.arguments = arguments
         self.environment = dict(environment or {})
         self.daemon_pid = 0
+        self.pids: list[int] = []
         self.path.mkdir(parents=True)
         self.state_base.mkdir()
 
@@ -169,6 +170,7 @@ class KvfsMount:
         ended = self.try_mount(*arguments, pool_bytes=pool_bytes)
         assert ended.returncode == 0, f"kvfs mount: {ended.returncode}: {ended.stderr}{ended.stdout}"
         self.daemon_pid = int(self.status()["pid"])
+        self.pids.append(self.daemon_pid)
         if pool_bytes:
             self.pool_bytes = pool_bytes
 
