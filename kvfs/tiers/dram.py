@@ -83,16 +83,18 @@ class DramTier(Tier):
         wanted = ["huge=within_size", "noswap", tmpfs.memory_policy(numa)]
         missing = {option: "needs a tmpfs of our own" for option in wanted if option}
         missing["private tmpfs"] = f"mounting is not permitted ({refusal.strerror}); pages lie in {home}"
-        return cls(home, root_fd, pool_bytes, missing, Cap(root_fd, pool_bytes))
+        cap = Cap(root_fd, pool_bytes)
+        cap.limit_bytes = max(pool_bytes, cap.used_bytes())  # as large as what an earlier process left
+        return cls(home, root_fd, pool_bytes, missing, cap)
 
     def _settle(self, hugepages: str) -> None:
         """Brings an adopted tmpfs to its size where it can be, and finds out what the tier really has."""
         if self.is_private:
             os.fchmod(self.root_fd, 0o700)
-            try:
-                self.resize(self.target_bytes)
-            except OutOfRoom as error:
-                _log.info("%s", error)
+        try:
+            self.resize(self.target_bytes)
+        except OutOfRoom as error:
+            _log.info("%s", error)
         self.options = self._read_options()
         if hugepages == "off":
             self.hugepages_reason = "switched off by --hugepages off"
@@ -118,27 +120,28 @@ class DramTier(Tier):
 
     @property
     def oversized(self) -> bool:
-        """Whether the tmpfs is larger than ``target_bytes``: it held more when it was adopted."""
+        """Whether the tier is larger than ``target_bytes``: it held more when it was adopted."""
         return self.room().total_bytes - self.target_bytes >= os.sysconf("SC_PAGE_SIZE")
 
     def resize(self, pool_bytes: int) -> None:
         """Makes the tier hold ``pool_bytes``. Raises OutOfRoom, and stays as it was, while it holds more."""
         self.target_bytes = pool_bytes
         room = self.room()
-        if self._cap is not None:
-            self._cap.limit_bytes = pool_bytes
-        else:
+        if room.used_bytes <= pool_bytes:
+            if self._cap is not None:
+                self._cap.limit_bytes = pool_bytes
+                return
             try:
                 tmpfs.remount(self.directory, tmpfs.limits(pool_bytes, room.total_inodes - room.free_inodes))
                 return
             except OSError:
+                room = self.room()
                 if room.used_bytes <= pool_bytes:
                     raise
-        if room.used_bytes > pool_bytes:
-            raise OutOfRoom(
-                f"the DRAM tier holds {format_size(room.used_bytes)}, more than the pool of "
-                f"{format_size(pool_bytes)}: it shrinks when enough has been evicted"
-            )
+        raise OutOfRoom(
+            f"the DRAM tier holds {format_size(room.used_bytes)}, more than the pool of "
+            f"{format_size(pool_bytes)}: it shrinks when enough has been evicted"
+        )
 
     def room(self) -> Room:
         """What the tier can hold; one system call, but for a walk now and then where it is not private."""
