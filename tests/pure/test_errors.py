@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 from kvfs import errors
 
@@ -24,3 +25,9 @@ def test_the_data_side_speaks_errno() -> None:
     assert errors.NameTooLong.errno == errno.ENAMETOOLONG
     assert errors.AttributeMissing.errno == errno.ENODATA
     assert errors.NotSupported.errno == errno.EOPNOTSUPP
+
+
+def test_the_readme_has_the_table() -> None:
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    rows = [f"| {row.code} | {row.meaning} |" for row in errors.exit_codes()]
+    assert "\n".join(rows) in readme
