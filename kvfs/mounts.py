@@ -161,7 +161,12 @@ def holders(device: str) -> list[Holder]:
 
 
 def _uses(process: Path, device: str) -> Iterator[str]:
-    entries = parse_mountinfo((process / "mountinfo").read_bytes())
+    try:
+        entries = parse_mountinfo((process / "mountinfo").read_bytes())
+    except OSError as error:
+        if error.errno == numbers.EINVAL:
+            return  # it has ended and waits for its parent: it sees no mounts any more
+        raise
     mount_ids = {entry.mount_id for entry in entries if entry.device == device}
     if not mount_ids:
         return
