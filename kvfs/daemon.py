@@ -1,0 +1,219 @@
+"""The daemon: puts the parts of a mount together, serves, and takes them down in order."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import stat
+import sys
+from contextlib import suppress
+
+import pyfuse3
+import trio
+
+from kvfs import adoption
+from kvfs import config as configuration
+from kvfs.config import Config
+from kvfs.errors import EXIT_BUG, KvfsError
+from kvfs.fs import mounting
+from kvfs.fs.channel import KernelChannel, raise_descriptor_limit
+from kvfs.fs.control import ControlFiles
+from kvfs.fs.files import Files
+from kvfs.fs.operations import Operations
+from kvfs.observe.metrics import Metrics
+from kvfs.observe.status import Status
+from kvfs.page import OWNER, Owner
+from kvfs.pool import Pool
+from kvfs.sealing import ignore_lease_breaks
+from kvfs.state import StateDirectory
+from kvfs.tiers.dram import DramTier
+
+log = logging.getLogger("kvfs.daemon")
+
+OOM_SCORE_ADJUSTMENT = -800
+"""The daemon is small, and its end hurts every engine: the kernel should look for its victim elsewhere."""
+MAX_TASKS = 1000
+"""Requests in work at once. pyfuse3's default of 99 lets slow ones hold up quick ones."""
+MAX_IDLE_PAGES = 16384
+DETACH_SECONDS = 5.0
+"""How long programs may go on using a mount that was told to end, before its connection is cut."""
+POLL_GROWTH_SECONDS = 0.005
+
+
+class Daemon:
+    """One mount from start to end."""
+
+    def __init__(self, config: Config, state: StateDirectory, tier: DramTier) -> None:
+        self._config = config
+        self._state = state
+        self._tier = tier
+        descriptors = raise_descriptor_limit()
+        owner = Owner(stat.S_IFDIR | config.mode, config.owner_uid, config.owner_gid)
+        self._pool = Pool(
+            tier,
+            owner,
+            reserve_percent=config.reserve_percent,
+            idle_limit=min(MAX_IDLE_PAGES, max(64, descriptors // 4)),
+        )
+        adoption.adopt(self._pool)
+        self._device = ""
+
+    def run(self, ready: int | None) -> None:
+        """Serves until the mount is gone. ``ready`` is a descriptor to tell when it answers."""
+        config = self._config
+        self._tier.set_attribute(b"", OWNER, self._pool.index.root.owner.format().encode())
+        connection = mounting.mount(config.mountpoint, config.mount_options)
+        try:
+            channel = KernelChannel(
+                connection,
+                self._tier.root_fd,
+                passthrough=config.passthrough == "auto" and os.geteuid() == 0,
+                statfs=self._tier.is_private,
+            )
+            self._device = mounting.find_device(config.mountpoint)
+            self._serve(channel, ready)
+        finally:
+            with suppress(OSError):
+                if mounting.find_device(config.mountpoint) == self._device != "":
+                    mounting.unmount(config.mountpoint, lazy=True)
+
+    def _serve(self, channel: KernelChannel, ready: int | None) -> None:
+        pool, config = self._pool, self._config
+        pool.attach_face(channel)
+        files = Files(pool)
+        channel.set_limits(files.file_limit, None)
+        status = Status(config, pool, channel)
+        if reason := mounting.widen_read_ahead(self._device):
+            status.degraded.append(reason)
+        metrics = Metrics(status)
+        control = ControlFiles(
+            {
+                b"status": lambda: status.text().encode(),
+                b"status.json": lambda: (json.dumps(status.read(), indent=2) + "\n").encode(),
+                b"metrics": metrics.text,
+                b"config": lambda: (json.dumps(status.config(), indent=2) + "\n").encode(),
+            },
+            (config.owner_uid, config.owner_gid),
+        )
+        channel.start()
+        session = f"/dev/fd/{channel.session_fd}"
+        pyfuse3.init(Operations(pool, files, control), session, set())
+        try:
+            trio.run(self._main, channel, ready, strict_exception_groups=True)
+        finally:
+            pyfuse3.close(unmount=False)
+            channel.stop()
+
+    async def _main(self, channel: KernelChannel, ready: int | None) -> None:
+        async with trio.open_nursery() as nursery:
+            self._pool.start(nursery)
+            if not self._tier.is_private:
+                nursery.start_soon(self._watch_growth, channel)
+            nursery.start_soon(self._watch_signals)
+            nursery.start_soon(self._watch_end, channel)
+            nursery.start_soon(self._start, ready)
+            await pyfuse3.main(max_tasks=MAX_TASKS)
+            nursery.cancel_scope.cancel()
+
+    async def _start(self, ready: int | None) -> None:
+        """Brings the pool to its size, then tells that the mount answers, once it does."""
+        if self._tier.oversized:
+            await self._pool.evictor.shrink()
+        await trio.to_thread.run_sync(os.statvfs, self._config.mountpoint)
+        log.info("serving %s", self._config.mountpoint)
+        if ready is not None:
+            os.write(ready, b"ready\n")
+            os.close(ready)
+
+    async def _watch_end(self, channel: KernelChannel) -> None:
+        """The kernel's side has ended: libfuse must hear of it before the pair is closed."""
+        await trio.lowlevel.wait_readable(channel.ended_fd)
+        pyfuse3.terminate()
+
+    async def _watch_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            async for number in signals:
+                log.info("%s: unmounting", signal.Signals(number).name)
+                await self._end()
+
+    async def _end(self) -> None:
+        """Unmounts; programs that still use the mount get a little time."""
+        try:
+            await trio.to_thread.run_sync(mounting.unmount, self._config.mountpoint)
+            return
+        except OSError as error:
+            log.warning("%s is in use (%s): detached", self._config.mountpoint, error.strerror)
+        await trio.to_thread.run_sync(mounting.unmount, self._config.mountpoint, True)
+        await trio.sleep(DETACH_SECONDS)
+        log.warning("programs still use the mount: its connection is cut")
+        mounting.abort(self._device)
+
+    async def _watch_growth(self, channel: KernelChannel) -> None:
+        """Bounds writes on a tier whose limit is ours to keep: the kernel would let it grow."""
+        while True:
+            self._tier.account(channel.take_growth())
+            channel.set_limits(self._tier.target_bytes // 2, self._tier.room().free_bytes)
+            await trio.sleep(POLL_GROWTH_SECONDS)
+
+
+def run(config: Config, state: StateDirectory, ready: int | None = None) -> None:
+    """Serves a mount in this process until it is unmounted. Raises KvfsError when it cannot start."""
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    ignore_lease_breaks()
+    _protect_from_oom()
+    created = state.create()
+    state.acquire()
+    state.write_config(config)
+    keep = False
+    tier: DramTier | None = None
+    try:
+        tier = DramTier.attach(state.dram, config.pool_bytes, config.hugepages, config.numa)
+        keep = not created or bool(tier.list(b""))
+        Daemon(config, state, tier).run(ready)
+        keep = config.keep
+    finally:
+        keep = state.take_keep() or keep
+        if tier is not None:
+            tier.close(keep=keep)
+        if keep:
+            state.release()
+        else:
+            state.remove()
+    log.info("unmounted %s%s", config.mountpoint, ", DRAM kept" if keep else "")
+
+
+def _protect_from_oom() -> None:
+    with suppress(PermissionError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(OOM_SCORE_ADJUSTMENT))
+
+
+def main() -> None:
+    """``python -m kvfs.daemon --config-json FD``: what `kvfs mount` starts in the background."""
+    parser = argparse.ArgumentParser(prog="kvfs.daemon")
+    parser.add_argument("--config-json", type=int, required=True, metavar="FD")
+    descriptor = parser.parse_args().config_json
+    with open(descriptor, "rb") as file:
+        config = configuration.from_json(file.read())
+    ready = int(os.environ.pop("KVFS_READY_FD"))
+    os.set_inheritable(ready, False)
+    state = StateDirectory.for_mountpoint(config.mountpoint, config.state_dir)
+    try:
+        run(config, state, ready)
+    except KvfsError as error:
+        line = " ".join(str(error).split())
+        with suppress(OSError):
+            os.write(ready, f"error {error.exit_code} {line}\n".encode())
+        log.error("%s", line)
+        sys.exit(error.exit_code)
+    except Exception:
+        log.exception("the daemon ends: this is a bug")
+        sys.exit(EXIT_BUG)
+
+
+if __name__ == "__main__":
+    main()

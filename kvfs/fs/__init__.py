@@ -1,0 +1,1 @@
+"""The filesystem face: what the kernel asks, and how it is answered."""

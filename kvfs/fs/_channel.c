@@ -1,0 +1,366 @@
+/* The Python type kvfs.fs._channel.Channel; what it is for stands in channel.py. */
+#define PY_SSIZE_T_CLEAN
+#define _GNU_SOURCE
+#include <Python.h>
+
+#include "_channel.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+struct backing_map {
+    int32_t fd;
+    uint32_t flags;
+    uint64_t padding;
+};
+#define BACKING_OPEN _IOW(229, 1, struct backing_map)
+#define BACKING_CLOSE _IOW(229, 2, uint32_t)
+
+typedef struct {
+    PyObject_HEAD
+    struct channel *channel;
+} ChannelObject;
+
+struct record *channel_record(struct channel *channel, uint64_t nodeid) {
+    return nodeid < channel->table_size ? &channel->table[nodeid] : NULL;
+}
+
+static PyObject *os_error(int error) {
+    errno = error;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+/* A large buffer where privilege allows it: fewer waits of the answering thread on a busy Python. */
+static void widen(int fd) {
+    int size = 8 << 20;
+    if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof size) != 0)
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+    if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof size) != 0)
+        setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
+}
+
+static int channel_init(ChannelObject *self, PyObject *args, PyObject *keywords) {
+    static char *names[] = {"device", "tier", "passthrough", "statfs", "table_size", NULL};
+    int device, tier, passthrough, statfs, ends[2];
+    unsigned long long table_size;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "iippK", names, &device, &tier, &passthrough, &statfs, &table_size))
+        return -1;
+    if (self->channel) {
+        PyErr_SetString(PyExc_RuntimeError, "the channel is already initialised");
+        return -1;
+    }
+    struct channel *channel = PyMem_RawCalloc(1, sizeof *channel);
+    if (!channel) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    channel->table = mmap(NULL, table_size * sizeof(struct record), PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (channel->table == MAP_FAILED || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        if (channel->table != MAP_FAILED)
+            munmap(channel->table, table_size * sizeof(struct record));
+        PyMem_RawFree(channel);
+        return -1;
+    }
+    channel->table_size = table_size;
+    channel->device = device;
+    channel->tier = tier;
+    channel->passthrough_wanted = passthrough;
+    channel->statfs_wanted = statfs;
+    channel->inner = ends[0];
+    channel->outer = ends[1];
+    widen(ends[0]);
+    widen(ends[1]);
+    channel->ended_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_init(&channel->lock, NULL);
+    atomic_store(&channel->file_bytes_limit, UINT64_MAX);
+    atomic_store(&channel->write_budget, INT64_MAX);
+    self->channel = channel;
+    return 0;
+}
+
+static PyObject *channel_start(ChannelObject *self, PyObject *Py_UNUSED(ignored)) {
+    struct channel *channel = self->channel;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to Python's main thread */
+    int error = pthread_create(&channel->answers_thread, NULL, channel_answers_main, channel);
+    if (!error) {
+        error = pthread_create(&channel->replies_thread, NULL, channel_replies_main, channel);
+        channel->started = !error;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        return os_error(error);
+    Py_RETURN_NONE;
+}
+
+/* Call it once the kernel's side has ended and libfuse no longer reads: it waits for both threads. */
+static PyObject *channel_stop(ChannelObject *self, PyObject *Py_UNUSED(ignored)) {
+    struct channel *channel = self->channel;
+    if (channel->started) {
+        channel->started = false;
+        Py_BEGIN_ALLOW_THREADS
+        shutdown(channel->outer, SHUT_RDWR);
+        pthread_join(channel->answers_thread, NULL);
+        pthread_join(channel->replies_thread, NULL);
+        Py_END_ALLOW_THREADS
+    }
+    close(channel->inner);
+    close(channel->outer);
+    close(channel->device);
+    close(channel->ended_event);
+    channel->inner = channel->outer = channel->device = channel->ended_event = -1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *channel_backing_open(ChannelObject *self, PyObject *argument) {
+    struct backing_map map = {.fd = (int32_t)PyLong_AsLong(argument)};
+    if (PyErr_Occurred())
+        return NULL;
+    int id = ioctl(self->channel->device, BACKING_OPEN, &map);
+    return id < 0 ? os_error(errno) : PyLong_FromLong(id);
+}
+
+static PyObject *channel_backing_close(ChannelObject *self, PyObject *argument) {
+    uint32_t id = (uint32_t)PyLong_AsUnsignedLong(argument);
+    if (PyErr_Occurred())
+        return NULL;
+    if (ioctl(self->channel->device, BACKING_CLOSE, &id) != 0)
+        return os_error(errno);
+    Py_RETURN_NONE;
+}
+
+static PyObject *channel_publish(ChannelObject *self, PyObject *args) {
+    unsigned long long node;
+    int read_fd, write_fd, backing_id, sealed;
+    unsigned int mode, uid, gid;
+    if (!PyArg_ParseTuple(args, "KiiipIII", &node, &read_fd, &write_fd, &backing_id, &sealed, &mode, &uid, &gid))
+        return NULL;
+    pthread_mutex_lock(&self->channel->lock);
+    struct record *record = channel_record(self->channel, node);
+    if (record) {
+        record->backing_id = backing_id;
+        record->read_fd = read_fd;
+        record->write_fd = write_fd;
+        record->mode = mode;
+        record->uid = uid;
+        record->gid = gid;
+        record->flags = (record->flags & (RECORD_FULL | RECORD_TOUCHED)) | RECORD_KNOWN | (sealed ? RECORD_SEALED : 0);
+    }
+    pthread_mutex_unlock(&self->channel->lock);
+    if (!record) {
+        PyErr_SetString(PyExc_IndexError, "the node is beyond the channel's table");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* Common to the calls that name one node and take or clear something of its record. */
+static PyObject *with_record(ChannelObject *self, PyObject *argument, PyObject *(*take)(struct record *)) {
+    unsigned long long node = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred())
+        return NULL;
+    struct record none = {.read_fd = -1, .write_fd = -1};
+    pthread_mutex_lock(&self->channel->lock);
+    struct record *record = channel_record(self->channel, node);
+    PyObject *result = take(record ? record : &none);
+    pthread_mutex_unlock(&self->channel->lock);
+    return result;
+}
+
+static PyObject *take_withdrawn(struct record *record) {
+    record->flags &= ~RECORD_SEALED;
+    return PyLong_FromUnsignedLong(record->opens);
+}
+
+static PyObject *take_opens(struct record *record) { return PyLong_FromUnsignedLong(record->opens); }
+
+static PyObject *take_full(struct record *record) {
+    bool full = record->flags & RECORD_FULL;
+    record->flags &= ~RECORD_FULL;
+    return PyBool_FromLong(full);
+}
+
+static PyObject *take_forgotten(struct record *record) {
+    uint32_t touched = record->flags & RECORD_TOUCHED; /* its place in the list is cleared with the list */
+    memset(record, 0, sizeof *record);
+    record->flags = touched;
+    record->read_fd = record->write_fd = -1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *channel_withdraw(ChannelObject *self, PyObject *node) { return with_record(self, node, take_withdrawn); }
+static PyObject *channel_opens(ChannelObject *self, PyObject *node) { return with_record(self, node, take_opens); }
+static PyObject *channel_take_full(ChannelObject *self, PyObject *node) { return with_record(self, node, take_full); }
+static PyObject *channel_forget(ChannelObject *self, PyObject *node) { return with_record(self, node, take_forgotten); }
+
+static PyObject *channel_take_touched(ChannelObject *self, PyObject *Py_UNUSED(ignored)) {
+    struct channel *channel = self->channel;
+    PyObject *list = PyList_New(0);
+    if (!list)
+        return NULL;
+    pthread_mutex_lock(&channel->lock);
+    uint32_t count = channel->touched_count, taken = 0;
+    for (; taken < count; taken++) {
+        struct record *record = &channel->table[channel->touched[taken]];
+        PyObject *pair = Py_BuildValue("(KI)", (unsigned long long)channel->touched[taken], record->hits);
+        if (!pair || PyList_Append(list, pair) != 0) {
+            Py_XDECREF(pair);
+            break;
+        }
+        Py_DECREF(pair);
+        record->hits = 0;
+        record->flags &= ~RECORD_TOUCHED;
+    }
+    memmove(channel->touched, channel->touched + taken, (count - taken) * sizeof channel->touched[0]);
+    channel->touched_count = count - taken;
+    pthread_mutex_unlock(&channel->lock);
+    if (PyErr_Occurred()) {
+        Py_DECREF(list);
+        return NULL;
+    }
+    return list;
+}
+
+static PyObject *channel_set_limits(ChannelObject *self, PyObject *args) {
+    unsigned long long file_bytes;
+    long long budget;
+    if (!PyArg_ParseTuple(args, "KL", &file_bytes, &budget))
+        return NULL;
+    atomic_store(&self->channel->file_bytes_limit, file_bytes);
+    atomic_store(&self->channel->write_budget, budget < 0 ? INT64_MAX : budget);
+    Py_RETURN_NONE;
+}
+
+static PyObject *channel_take_growth(ChannelObject *self, PyObject *Py_UNUSED(ignored)) {
+    return PyLong_FromLongLong(atomic_exchange(&self->channel->grown, 0));
+}
+
+/* Notifications go to the device itself, never through libfuse: the kernel may make their sender wait for a lock
+ * that a request holds, whose reply only the replies thread can deliver. */
+static PyObject *notify(ChannelObject *self, int code, const struct iovec *parts, int count) {
+    struct fuse_out_header header = {sizeof header, code, 0};
+    struct iovec all[4] = {{&header, sizeof header}};
+    for (int i = 0; i < count; i++) {
+        all[i + 1] = parts[i];
+        header.len += (uint32_t)parts[i].iov_len;
+    }
+    ssize_t written;
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    written = writev(self->channel->device, all, count + 1);
+    error = errno;
+    Py_END_ALLOW_THREADS
+    if (written < 0)
+        return os_error(error);
+    Py_RETURN_NONE;
+}
+
+static PyObject *channel_invalidate_entry(ChannelObject *self, PyObject *args) {
+    unsigned long long parent;
+    const char *name;
+    Py_ssize_t length;
+    if (!PyArg_ParseTuple(args, "Ky#", &parent, &name, &length))
+        return NULL;
+    struct fuse_notify_inval_entry_out out = {.parent = parent, .namelen = (uint32_t)length};
+    struct iovec parts[2] = {{&out, sizeof out}, {(void *)name, (size_t)length + 1}};
+    return notify(self, FUSE_NOTIFY_INVAL_ENTRY, parts, 2);
+}
+
+static PyObject *channel_invalidate_inode(ChannelObject *self, PyObject *argument) {
+    unsigned long long node = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred())
+        return NULL;
+    struct fuse_notify_inval_inode_out out = {.ino = node, .off = 0, .len = 0};
+    struct iovec part = {&out, sizeof out};
+    return notify(self, FUSE_NOTIFY_INVAL_INODE, &part, 1);
+}
+
+static PyObject *channel_statistics(ChannelObject *self, PyObject *Py_UNUSED(ignored)) {
+    struct channel *channel = self->channel;
+    return Py_BuildValue("{s:K,s:K,s:K}", "answered", (unsigned long long)atomic_load(&channel->answered), "forwarded",
+                         (unsigned long long)atomic_load(&channel->forwarded), "reply_errors",
+                         (unsigned long long)atomic_load(&channel->reply_errors));
+}
+
+static PyObject *get_session_fd(ChannelObject *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromLong(self->channel->inner);
+}
+static PyObject *get_ended_fd(ChannelObject *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromLong(self->channel->ended_event);
+}
+static PyObject *get_passthrough_active(ChannelObject *self, void *Py_UNUSED(closure)) {
+    return PyBool_FromLong(atomic_load(&self->channel->passthrough_active));
+}
+
+static void channel_dealloc(ChannelObject *self) {
+    /* The threads use the structure for as long as they run: without stop() it is left to the end of the process. */
+    if (self->channel && !self->channel->started) {
+        munmap(self->channel->table, self->channel->table_size * sizeof(struct record));
+        PyMem_RawFree(self->channel);
+    }
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef methods[] = {
+    {"start", (PyCFunction)channel_start, METH_NOARGS, "Start the two threads."},
+    {"stop", (PyCFunction)channel_stop, METH_NOARGS, "Wait for the threads and close every descriptor."},
+    {"backing_open", (PyCFunction)channel_backing_open, METH_O, "backing_open(fd) -> id"},
+    {"backing_close", (PyCFunction)channel_backing_close, METH_O, "backing_close(id)"},
+    {"publish", (PyCFunction)channel_publish, METH_VARARGS,
+     "publish(node, read_fd, write_fd, backing_id, sealed, mode, uid, gid)"},
+    {"withdraw", (PyCFunction)channel_withdraw, METH_O, "withdraw(node) -> handles given natively and still open"},
+    {"opens", (PyCFunction)channel_opens, METH_O, "opens(node) -> handles given natively and still open"},
+    {"take_full", (PyCFunction)channel_take_full, METH_O, "take_full(node) -> whether a write found no room"},
+    {"forget", (PyCFunction)channel_forget, METH_O, "forget(node): clear the record"},
+    {"take_touched", (PyCFunction)channel_take_touched, METH_NOARGS, "take_touched() -> [(node, opens)]"},
+    {"set_limits", (PyCFunction)channel_set_limits, METH_VARARGS,
+     "set_limits(file_bytes, write_budget): the budget is unlimited if negative"},
+    {"take_growth", (PyCFunction)channel_take_growth, METH_NOARGS,
+     "take_growth() -> bytes that bounded writes added since the last call"},
+    {"invalidate_entry", (PyCFunction)channel_invalidate_entry, METH_VARARGS,
+     "invalidate_entry(parent, name): may block; never on the event loop"},
+    {"invalidate_inode", (PyCFunction)channel_invalidate_inode, METH_O,
+     "invalidate_inode(node): attributes and data; may block; never on the event loop"},
+    {"statistics", (PyCFunction)channel_statistics, METH_NOARGS, "statistics() -> {name: count}"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef properties[] = {
+    {"session_fd", (getter)get_session_fd, NULL, "libfuse's end of the pair", NULL},
+    {"ended_fd", (getter)get_ended_fd, NULL, "an eventfd, readable once the kernel's side has ended", NULL},
+    {"passthrough_active", (getter)get_passthrough_active, NULL, "whether the kernel agreed to passthrough", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject channel_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "kvfs.fs._channel.Channel",
+    .tp_basicsize = sizeof(ChannelObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)channel_init,
+    .tp_dealloc = (destructor)channel_dealloc,
+    .tp_methods = methods,
+    .tp_getset = properties,
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_channel", "The channel between the kernel and libfuse.", -1, NULL, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__channel(void) {
+    if (PyType_Ready(&channel_type) < 0)
+        return NULL;
+    PyObject *self = PyModule_Create(&module);
+    if (self && PyModule_AddObjectRef(self, "Channel", (PyObject *)&channel_type) < 0)
+        Py_CLEAR(self);
+    return self;
+}

@@ -1,0 +1,109 @@
+/* The channel between /dev/fuse and libfuse: what its three C files share.
+ *
+ * _channel.c          the Python type: filling the table, backing ids, notifications, the end
+ * _channel_answers.c  kernel -> libfuse: what is answered here, from the table, without Python
+ * _channel_replies.c  libfuse -> kernel: what is added to replies on their way
+ */
+#ifndef KVFS_CHANNEL_H
+#define KVFS_CHANNEL_H
+
+#include <linux/fuse.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* Parts of the protocol that are newer than the headers of the oldest distribution we build on. */
+#define CHANNEL_FUSE_PASSTHROUGH_FLAGS2 (1u << 5) /* FUSE_PASSTHROUGH is bit 37 of flags and flags2 together */
+#define CHANNEL_FUSE_INIT_EXT (1u << 30)
+#define CHANNEL_FUSE_MAX_PAGES (1u << 22)
+#define CHANNEL_FUSE_HANDLE_KILLPRIV_V2 (1u << 28)
+#define CHANNEL_FUSE_WRITEBACK_CACHE (1u << 16)
+#define CHANNEL_FOPEN_KEEP_CACHE (1u << 1)
+#define CHANNEL_FOPEN_NOFLUSH (1u << 5)
+#define CHANNEL_FOPEN_PASSTHROUGH (1u << 7)
+
+struct channel_open_out {
+    uint64_t fh;
+    uint32_t open_flags;
+    int32_t backing_id;
+};
+
+struct channel_init_out {
+    uint32_t major, minor, max_readahead, flags;
+    uint16_t max_background, congestion_threshold;
+    uint32_t max_write, time_gran;
+    uint16_t max_pages, map_alignment;
+    uint32_t flags2, max_stack_depth;
+    uint16_t request_timeout, unused[11];
+};
+
+/* A file handle given by the channel itself carries this bit and the node number. */
+#define CHANNEL_NATIVE_HANDLE (UINT64_C(1) << 63)
+/* Added to the handle of a RELEASE whose writer was ended by a signal. */
+#define CHANNEL_KILLED_HANDLE (UINT64_C(1) << 62)
+
+#define CHANNEL_MAX_WRITE (1u << 20)
+#define CHANNEL_BUFFER_BYTES (CHANNEL_MAX_WRITE + 65536)
+/* A directory listing is asked for in pieces that fit an unprivileged socket buffer. */
+#define CHANNEL_MAX_LISTING 65536u
+#define CHANNEL_PENDING 65536u
+#define CHANNEL_KILLED_SLOTS 1024u
+#define CHANNEL_TOUCHED_SLOTS 65536u
+#define CHANNEL_CACHE_SECONDS 3600u
+
+enum record_flags {
+    RECORD_KNOWN = 1u << 0,  /* fd, owner and mode are valid: GETATTR is answered here */
+    RECORD_SEALED = 1u << 1, /* an open for reading is answered here */
+    RECORD_FULL = 1u << 2,   /* a write through the daemon was refused for want of room */
+    RECORD_TOUCHED = 1u << 3 /* it is in the list of touched nodes */
+};
+
+/* One node. Guarded by channel.lock; written by Python except for opens, hits and the last two flags. */
+struct record {
+    int32_t backing_id; /* 0: none, the kernel sends READ and WRITE */
+    int32_t read_fd;
+    int32_t write_fd; /* -1: nobody has it open for writing */
+    uint32_t flags;
+    uint32_t mode, uid, gid;
+    uint32_t opens; /* handles given here and not yet released */
+    uint32_t hits;  /* opens since Python last collected them */
+};
+
+struct pending_reply {
+    _Atomic uint64_t unique;
+    uint64_t nodeid;
+    uint32_t opcode;
+    bool read_only;
+};
+
+struct channel {
+    int device, inner, outer, tier, ended_event;
+    bool passthrough_wanted, statfs_wanted, started;
+    pthread_t answers_thread, replies_thread;
+    pthread_mutex_t lock;
+    struct record *table;
+    uint64_t table_size;
+    uint64_t touched[CHANNEL_TOUCHED_SLOTS];
+    uint32_t touched_count;
+    struct pending_reply pending[CHANNEL_PENDING];
+    uint64_t killed[CHANNEL_KILLED_SLOTS]; /* answers thread only; 0 is free */
+    _Atomic uint64_t init_unique;
+    uint32_t init_flags, init_flags2;
+    _Atomic int passthrough_active;
+    _Atomic uint64_t file_bytes_limit; /* EFBIG above it */
+    _Atomic int64_t write_budget;      /* bytes by which files may still grow through WRITE; INT64_MAX: no limit of ours */
+    _Atomic int64_t grown;             /* bytes by which they did since Python last asked */
+    _Atomic uint64_t answered, forwarded, reply_errors;
+};
+
+/* Bounds-checked; NULL for a node beyond the table. Caller holds channel->lock. */
+struct record *channel_record(struct channel *channel, uint64_t nodeid);
+ssize_t channel_reply(struct channel *channel, uint64_t unique, int error, const void *payload, size_t length);
+
+void *channel_answers_main(void *channel);
+void *channel_replies_main(void *channel);
+
+#endif

@@ -1,0 +1,413 @@
+/* From the kernel to libfuse. What the table can answer is answered here, in a thread that never holds the
+ * interpreter's lock; the rest is passed on. Nothing here blocks on Python except the send to a full socket.
+ */
+#define _GNU_SOURCE
+#include "_channel.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define TASK_EXITING 0x4u /* PF_EXITING in the flags of /proc/PID/stat */
+
+struct request {
+    struct fuse_in_header *header;
+    void *body;
+    size_t body_length;
+};
+
+ssize_t channel_reply(struct channel *channel, uint64_t unique, int error, const void *payload, size_t length) {
+    struct fuse_out_header header = {(uint32_t)(sizeof header + length), error, unique};
+    struct iovec parts[2] = {{&header, sizeof header}, {(void *)payload, length}};
+    ssize_t written = writev(channel->device, parts, length ? 2 : 1);
+    if (written < 0)
+        atomic_fetch_add(&channel->reply_errors, 1);
+    return written;
+}
+
+/* True when the task that sent this FLUSH is being ended by a signal: it is exiting, and its exit status, which
+ * the kernel sets before it closes the files, names one. A task that exits normally closes its files the same way
+ * but has no signal in its status. */
+static bool killed_by_signal(uint32_t task) {
+    char path[32], text[1024];
+    snprintf(path, sizeof path, "/proc/%u/stat", task);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (length <= 0)
+        return false;
+    text[length] = 0;
+    char *cursor = strrchr(text, ')'); /* the name before it may hold anything */
+    unsigned long flags = 0, status = 0;
+    /* After the name: field 3 is the state; 9 the flags; 52 the exit status, the last. */
+    for (int field = 3; cursor && (cursor = strchr(cursor, ' ')); field++) {
+        cursor++;
+        if (field == 9)
+            flags = strtoul(cursor, NULL, 10);
+        else if (field == 52)
+            status = strtoul(cursor, NULL, 10);
+    }
+    return (flags & TASK_EXITING) && (status & 0x7f);
+}
+
+static void note_killed(struct channel *channel, uint64_t handle, bool killed) {
+    uint64_t *free_slot = NULL;
+    for (size_t slot = 0; slot < CHANNEL_KILLED_SLOTS; slot++) {
+        if (channel->killed[slot] == handle) {
+            if (!killed)
+                channel->killed[slot] = 0;
+            return;
+        }
+        if (!channel->killed[slot] && !free_slot)
+            free_slot = &channel->killed[slot];
+    }
+    if (killed && free_slot)
+        *free_slot = handle;
+}
+
+static bool take_killed(struct channel *channel, uint64_t handle) {
+    for (size_t slot = 0; slot < CHANNEL_KILLED_SLOTS; slot++)
+        if (channel->killed[slot] == handle) {
+            channel->killed[slot] = 0;
+            return true;
+        }
+    return false;
+}
+
+static bool answer_open(struct channel *channel, struct request *request) {
+    const struct fuse_open_in *in = request->body;
+    uint64_t nodeid = request->header->nodeid;
+    if ((in->flags & O_ACCMODE) != O_RDONLY || (in->flags & O_TRUNC))
+        return false;
+    struct channel_open_out out = {CHANNEL_NATIVE_HANDLE | nodeid, CHANNEL_FOPEN_NOFLUSH, 0};
+    pthread_mutex_lock(&channel->lock);
+    struct record *record = channel_record(channel, nodeid);
+    bool answered = record && (record->flags & RECORD_SEALED);
+    if (answered) {
+        if (record->backing_id > 0) {
+            out.open_flags |= CHANNEL_FOPEN_PASSTHROUGH;
+            out.backing_id = record->backing_id;
+        } else {
+            out.open_flags |= CHANNEL_FOPEN_KEEP_CACHE;
+        }
+        record->opens++;
+        record->hits++;
+        if (!(record->flags & RECORD_TOUCHED) && channel->touched_count < CHANNEL_TOUCHED_SLOTS) {
+            record->flags |= RECORD_TOUCHED;
+            channel->touched[channel->touched_count++] = nodeid;
+        }
+    }
+    pthread_mutex_unlock(&channel->lock);
+    if (answered && channel_reply(channel, request->header->unique, 0, &out, sizeof out) < 0) {
+        pthread_mutex_lock(&channel->lock); /* the kernel did not take it, so no RELEASE will come */
+        if (record->opens)
+            record->opens--;
+        pthread_mutex_unlock(&channel->lock);
+    }
+    return answered;
+}
+
+static bool answer_getattr(struct channel *channel, struct request *request) {
+    struct fuse_attr_out out = {0};
+    struct stat status;
+    uint64_t nodeid = request->header->nodeid;
+    pthread_mutex_lock(&channel->lock);
+    struct record *record = channel_record(channel, nodeid);
+    bool answered = record && (record->flags & RECORD_KNOWN) && fstat(record->read_fd, &status) == 0;
+    if (answered) {
+        out.attr_valid = (record->flags & RECORD_SEALED) ? CHANNEL_CACHE_SECONDS : 0;
+        out.attr.mode = record->mode;
+        out.attr.uid = record->uid;
+        out.attr.gid = record->gid;
+    }
+    pthread_mutex_unlock(&channel->lock);
+    if (!answered)
+        return false;
+    out.attr.ino = nodeid;
+    out.attr.size = status.st_size;
+    out.attr.blocks = status.st_blocks;
+    out.attr.nlink = status.st_nlink;
+    out.attr.blksize = status.st_blksize;
+    out.attr.atime = status.st_atim.tv_sec;
+    out.attr.atimensec = status.st_atim.tv_nsec;
+    out.attr.mtime = status.st_mtim.tv_sec;
+    out.attr.mtimensec = status.st_mtim.tv_nsec;
+    out.attr.ctime = status.st_ctim.tv_sec;
+    out.attr.ctimensec = status.st_ctim.tv_nsec;
+    channel_reply(channel, request->header->unique, 0, &out, sizeof out);
+    return true;
+}
+
+/* RELEASE of a handle given here is counted here. Once Python has withdrawn the record it gets the message too,
+ * since it may wait for the last handle. */
+static bool answer_release(struct channel *channel, struct request *request) {
+    struct fuse_release_in *in = request->body;
+    if (!(in->fh & CHANNEL_NATIVE_HANDLE)) {
+        if (take_killed(channel, in->fh))
+            in->fh |= CHANNEL_KILLED_HANDLE;
+        return false;
+    }
+    pthread_mutex_lock(&channel->lock);
+    struct record *record = channel_record(channel, request->header->nodeid);
+    bool answered = record && (record->flags & RECORD_SEALED);
+    if (record && record->opens)
+        record->opens--;
+    pthread_mutex_unlock(&channel->lock);
+    if (answered)
+        channel_reply(channel, request->header->unique, 0, NULL, 0);
+    return answered;
+}
+
+static bool answer_flush(struct channel *channel, struct request *request) {
+    const struct fuse_flush_in *in = request->body;
+    pthread_mutex_lock(&channel->lock);
+    struct record *record = channel_record(channel, request->header->nodeid);
+    bool draft = record && record->write_fd >= 0;
+    pthread_mutex_unlock(&channel->lock);
+    if (draft && !(in->fh & CHANNEL_NATIVE_HANDLE))
+        note_killed(channel, in->fh, killed_by_signal(request->header->pid));
+    channel_reply(channel, request->header->unique, 0, NULL, 0);
+    return true;
+}
+
+/* The descriptor stays open as long as the kernel has the file open: no lock is needed around the I/O itself. */
+static int file_of(struct channel *channel, uint64_t nodeid, bool writing) {
+    pthread_mutex_lock(&channel->lock);
+    struct record *record = channel_record(channel, nodeid);
+    int fd = record && (record->flags & RECORD_KNOWN) ? (writing ? record->write_fd : record->read_fd) : -1;
+    pthread_mutex_unlock(&channel->lock);
+    return fd;
+}
+
+static bool answer_read(struct channel *channel, struct request *request, char *buffer) {
+    const struct fuse_read_in *in = request->body;
+    int fd = file_of(channel, request->header->nodeid, false);
+    if (fd < 0)
+        return false;
+    size_t size = in->size < CHANNEL_MAX_WRITE ? in->size : CHANNEL_MAX_WRITE, done = 0;
+    while (done < size) {
+        ssize_t part = pread(fd, buffer + done, size - done, in->offset + done);
+        if (part < 0 && errno == EINTR)
+            continue;
+        if (part < 0 && !done) {
+            channel_reply(channel, request->header->unique, -errno, NULL, 0);
+            return true;
+        }
+        if (part <= 0)
+            break;
+        done += part;
+    }
+    channel_reply(channel, request->header->unique, 0, buffer, done);
+    return true;
+}
+
+static void note_full(struct channel *channel, uint64_t nodeid) {
+    pthread_mutex_lock(&channel->lock);
+    struct record *record = channel_record(channel, nodeid);
+    if (record)
+        record->flags |= RECORD_FULL;
+    pthread_mutex_unlock(&channel->lock);
+}
+
+/* Takes from the budget what this write may allocate; false when there is not enough. */
+static bool take_budget(struct channel *channel, int fd, uint64_t end) {
+    struct stat status;
+    if (atomic_load(&channel->write_budget) == INT64_MAX || fstat(fd, &status) != 0 || end <= (uint64_t)status.st_size)
+        return true;
+    int64_t growth = (int64_t)(end - status.st_size);
+    if (atomic_fetch_sub(&channel->write_budget, growth) >= growth) {
+        atomic_fetch_add(&channel->grown, growth);
+        return true;
+    }
+    atomic_fetch_add(&channel->write_budget, growth);
+    return false;
+}
+
+static bool answer_write(struct channel *channel, struct request *request) {
+    const struct fuse_write_in *in = request->body;
+    const char *data = (const char *)(in + 1);
+    int fd = file_of(channel, request->header->nodeid, true);
+    if (fd < 0)
+        return false;
+    size_t size = in->size;
+    if (size > request->body_length - sizeof *in)
+        size = request->body_length - sizeof *in;
+    size_t done = 0;
+    int error = take_budget(channel, fd, in->offset + size) ? 0 : ENOSPC;
+    while (!error && done < size) {
+        ssize_t part = pwrite(fd, data + done, size - done, in->offset + done);
+        if (part < 0 && errno != EINTR)
+            error = errno;
+        else if (part > 0)
+            done += part;
+    }
+    if (error == ENOSPC)
+        note_full(channel, request->header->nodeid);
+    struct fuse_write_out out = {(uint32_t)done, 0};
+    if (error && !done)
+        channel_reply(channel, request->header->unique, -error, NULL, 0);
+    else
+        channel_reply(channel, request->header->unique, 0, &out, sizeof out);
+    return true;
+}
+
+static bool answer_lseek(struct channel *channel, struct request *request) {
+    const struct fuse_lseek_in *in = request->body;
+    int fd = file_of(channel, request->header->nodeid, false);
+    if (fd < 0)
+        return false;
+    off_t found = lseek(fd, in->offset, in->whence);
+    struct fuse_lseek_out out = {(uint64_t)found};
+    if (found < 0)
+        channel_reply(channel, request->header->unique, -errno, NULL, 0);
+    else
+        channel_reply(channel, request->header->unique, 0, &out, sizeof out);
+    return true;
+}
+
+/* Neither libfuse's callback table in pyfuse3 nor pyfuse3 has fallocate, so it is always answered here. */
+static bool answer_fallocate(struct channel *channel, struct request *request) {
+    const struct fuse_fallocate_in *in = request->body;
+    int fd = file_of(channel, request->header->nodeid, true);
+    int error = 0;
+    if (fd < 0)
+        error = EOPNOTSUPP;
+    else if (in->offset + in->length > atomic_load(&channel->file_bytes_limit))
+        error = EFBIG;
+    else if (!take_budget(channel, fd, in->offset + in->length))
+        error = ENOSPC;
+    else if (fallocate(fd, (int)in->mode, (off_t)in->offset, (off_t)in->length) != 0)
+        error = errno;
+    if (error == ENOSPC)
+        note_full(channel, request->header->nodeid);
+    channel_reply(channel, request->header->unique, -error, NULL, 0);
+    return true;
+}
+
+static bool answer_statfs(struct channel *channel, struct request *request) {
+    struct statvfs room;
+    if (!channel->statfs_wanted || fstatvfs(channel->tier, &room) != 0)
+        return false;
+    struct fuse_statfs_out out = {.st = {.blocks = room.f_blocks,
+                                         .bfree = room.f_bfree,
+                                         .bavail = room.f_bavail,
+                                         .files = room.f_files,
+                                         .ffree = room.f_ffree,
+                                         .bsize = (uint32_t)room.f_bsize,
+                                         .namelen = (uint32_t)room.f_namemax,
+                                         .frsize = (uint32_t)room.f_frsize}};
+    channel_reply(channel, request->header->unique, 0, &out, sizeof out);
+    return true;
+}
+
+/* The kernel asks for security.capability before each first write of an inode; no page has any. */
+static bool answer_getxattr(struct channel *channel, struct request *request) {
+    const struct fuse_getxattr_in *in = request->body;
+    const char *name = (const char *)(in + 1);
+    if (request->body_length < sizeof *in + 10 || strncmp(name, "security.", 9) != 0)
+        return false;
+    channel_reply(channel, request->header->unique, -ENODATA, NULL, 0);
+    return true;
+}
+
+/* Bodies shorter than their structures do not come from a kernel that speaks this protocol. */
+static size_t body_required(uint32_t opcode) {
+    switch (opcode) {
+    case FUSE_OPEN: return sizeof(struct fuse_open_in);
+    case FUSE_RELEASE: return sizeof(struct fuse_release_in);
+    case FUSE_FLUSH: return sizeof(struct fuse_flush_in);
+    case FUSE_READ: return sizeof(struct fuse_read_in);
+    case FUSE_WRITE: return sizeof(struct fuse_write_in);
+    case FUSE_LSEEK: return sizeof(struct fuse_lseek_in);
+    case FUSE_FALLOCATE: return sizeof(struct fuse_fallocate_in);
+    case FUSE_GETXATTR: return sizeof(struct fuse_getxattr_in);
+    case FUSE_READDIRPLUS: return sizeof(struct fuse_read_in);
+    case FUSE_INIT: return offsetof(struct fuse_init_in, unused);
+    default: return 0;
+    }
+}
+
+static bool answer(struct channel *channel, struct request *request, char *buffer) {
+    switch (request->header->opcode) {
+    case FUSE_OPEN: return answer_open(channel, request);
+    case FUSE_GETATTR: return answer_getattr(channel, request);
+    case FUSE_RELEASE: return answer_release(channel, request);
+    case FUSE_FLUSH: return answer_flush(channel, request);
+    case FUSE_READ: return answer_read(channel, request, buffer);
+    case FUSE_WRITE: return answer_write(channel, request);
+    case FUSE_LSEEK: return answer_lseek(channel, request);
+    case FUSE_FALLOCATE: return answer_fallocate(channel, request);
+    case FUSE_STATFS: return answer_statfs(channel, request);
+    case FUSE_GETXATTR: return answer_getxattr(channel, request);
+    case FUSE_INTERRUPT: return true; /* nothing here waits long enough to be interrupted */
+    default: return false;
+    }
+}
+
+static void remember(struct channel *channel, struct request *request) {
+    const struct fuse_in_header *header = request->header;
+    if (header->opcode == FUSE_INIT) {
+        const struct fuse_init_in *in = request->body;
+        channel->init_flags = in->flags;
+        channel->init_flags2 = (in->flags & CHANNEL_FUSE_INIT_EXT) ? in->flags2 : 0;
+        atomic_store(&channel->init_unique, header->unique);
+    } else if (header->opcode == FUSE_OPEN || header->opcode == FUSE_CREATE) {
+        struct pending_reply *slot = &channel->pending[(header->unique >> 1) % CHANNEL_PENDING];
+        const struct fuse_open_in *in = request->body;
+        slot->nodeid = header->nodeid;
+        slot->opcode = header->opcode;
+        slot->read_only = header->opcode == FUSE_OPEN && (in->flags & O_ACCMODE) == O_RDONLY;
+        atomic_store_explicit(&slot->unique, header->unique, memory_order_release);
+    } else if (header->opcode == FUSE_READDIRPLUS) {
+        struct fuse_read_in *in = request->body;
+        if (in->size > CHANNEL_MAX_LISTING)
+            in->size = CHANNEL_MAX_LISTING;
+    }
+}
+
+static bool forward(struct channel *channel, const void *message, size_t length) {
+    while (send(channel->outer, message, length, MSG_NOSIGNAL) < 0)
+        if (errno != EINTR)
+            return false;
+    atomic_fetch_add_explicit(&channel->forwarded, 1, memory_order_relaxed);
+    return true;
+}
+
+void *channel_answers_main(void *argument) {
+    struct channel *channel = argument;
+    char *message = malloc(CHANNEL_BUFFER_BYTES), *buffer = malloc(CHANNEL_MAX_WRITE);
+    while (message && buffer) {
+        ssize_t length = read(channel->device, message, CHANNEL_BUFFER_BYTES);
+        if (length < 0 && (errno == EINTR || errno == EAGAIN || errno == ENOENT))
+            continue; /* ENOENT: the request was aborted before it was read */
+        if (length < (ssize_t)sizeof(struct fuse_in_header))
+            break; /* ENODEV: unmounted or aborted */
+        struct request request = {(void *)message, message + sizeof(struct fuse_in_header),
+                                  (size_t)length - sizeof(struct fuse_in_header)};
+        if (request.body_length < body_required(request.header->opcode)) {
+            channel_reply(channel, request.header->unique, -EIO, NULL, 0);
+            continue;
+        }
+        if (answer(channel, &request, buffer)) {
+            atomic_fetch_add_explicit(&channel->answered, 1, memory_order_relaxed);
+            continue;
+        }
+        remember(channel, &request);
+        if (!forward(channel, message, (size_t)length))
+            break;
+    }
+    free(message);
+    free(buffer);
+    eventfd_write(channel->ended_event, 1);
+    return NULL;
+}

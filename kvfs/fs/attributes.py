@@ -1,0 +1,131 @@
+"""What the mount shows of an entry: stat fields and extended attributes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pyfuse3
+
+from kvfs.errors import AttributeMissing, NotSupported
+from kvfs.index import DRAFT, SEALED, UNCHECKED, Entry
+from kvfs.page import DIGEST, USER
+
+if TYPE_CHECKING:
+    from kvfs.pool import Pool
+
+CACHE_SECONDS = 3600.0
+"""How long the kernel may remember names and the attributes of pages: it is told of every change."""
+DIRECTORY_SECONDS = 1.0
+"""A directory also changes by eviction, of which only its names are told."""
+
+OWN = "user.kvfs."
+READ_ONLY = ("digest", "tier", "hits", "sealed")
+"""Our attributes of a page. Writes to them are accepted and ignored, so that cp -a and rsync -X work."""
+LARGEST_VALUE = 65536
+
+
+def entry_attributes(entry: Entry, status: os.stat_result) -> pyfuse3.EntryAttributes:
+    """The reply to a lookup or getattr of ``entry``, whose file has ``status``."""
+    attributes = pyfuse3.EntryAttributes()
+    owner = entry.owner
+    attributes.st_ino = entry.number
+    attributes.st_mode = owner.mode
+    attributes.st_uid = owner.uid
+    attributes.st_gid = owner.gid
+    attributes.st_nlink = status.st_nlink
+    attributes.st_size = status.st_size
+    attributes.st_blocks = status.st_blocks
+    attributes.st_blksize = status.st_blksize
+    attributes.st_atime_ns = status.st_atime_ns
+    attributes.st_mtime_ns = status.st_mtime_ns
+    attributes.st_ctime_ns = status.st_ctime_ns
+    attributes.entry_timeout = CACHE_SECONDS
+    if entry.state == DRAFT:
+        attributes.attr_timeout = 0
+    elif entry.is_directory:
+        attributes.attr_timeout = DIRECTORY_SECONDS
+    else:
+        attributes.attr_timeout = CACHE_SECONDS
+    return attributes
+
+
+def missing_entry() -> pyfuse3.EntryAttributes:
+    """The reply that lets the kernel remember that there is no such name."""
+    attributes = pyfuse3.EntryAttributes()
+    attributes.st_ino = pyfuse3.InodeT(0)
+    attributes.entry_timeout = CACHE_SECONDS
+    return attributes
+
+
+class ExtendedAttributes:
+    """user.* attributes of entries: users' own, and user.kvfs.* of pages."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def get(self, entry: Entry, name: str) -> bytes:
+        if name.startswith(OWN):
+            return self._own(entry, name.removeprefix(OWN))
+        self._require_user(name)
+        return self._pool.tier.get_attribute(self._target(entry), name)
+
+    def set(self, entry: Entry, name: str, value: bytes) -> None:
+        if name.startswith(OWN):
+            self._require_read_only(name)
+            return
+        self._require_user(name)
+        self._require_file_or_directory(entry)
+        if len(value) > LARGEST_VALUE:
+            raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
+        self._pool.tier.set_attribute(self._target(entry), name, value)
+
+    def remove(self, entry: Entry, name: str) -> None:
+        if name.startswith(OWN):
+            self._require_read_only(name)
+            return
+        self._require_user(name)
+        self._pool.tier.remove_attribute(self._target(entry), name)
+
+    def list(self, entry: Entry) -> list[str]:
+        names = [
+            name for name in self._pool.tier.list_attributes(self._target(entry)) if name.startswith(USER)
+        ]
+        if entry.is_file:
+            names += [
+                OWN + name for name in READ_ONLY if name != "digest" or entry.state in (SEALED, UNCHECKED)
+            ]
+        return names
+
+    def _own(self, entry: Entry, name: str) -> bytes:
+        if not entry.is_file or name not in READ_ONLY:
+            raise AttributeMissing(name)
+        if name == "tier":
+            return self._pool.tier.name.encode()
+        if name == "hits":
+            self._pool.collect_touches()
+            return b"%d" % entry.hits
+        if name == "sealed":
+            return b"%d" % (entry.state in (SEALED, UNCHECKED))
+        if entry.state not in (SEALED, UNCHECKED):
+            raise AttributeMissing(name)
+        return self._pool.tier.get_attribute(self._target(entry), DIGEST)
+
+    def _target(self, entry: Entry) -> bytes | int:
+        return entry.path() if entry.holding is None else entry.holding.read_fd
+
+    @staticmethod
+    def _require_user(name: str) -> None:
+        if not name.startswith(USER) or name == USER:
+            raise NotSupported(f"only user.* attributes are kept, not {name}")
+
+    @staticmethod
+    def _require_file_or_directory(entry: Entry) -> None:
+        if not entry.is_file and not entry.is_directory:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    @staticmethod
+    def _require_read_only(name: str) -> None:
+        if name.removeprefix(OWN) not in READ_ONLY:
+            raise NotSupported(f"{name} is not an attribute of kvfs")

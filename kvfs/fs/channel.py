@@ -1,0 +1,155 @@
+"""The channel: the kernel's side of the pool.
+
+It sits between /dev/fuse and libfuse. Its native half answers from a table, without Python, what needs no
+decision: opens for reading of sealed pages, attributes of what is open, and the bytes themselves where the
+kernel does not move them by passthrough. This half fills the table, and is the pool's `Face`.
+
+Only the event loop calls it, except for `notify`, which the invalidation thread calls because it may block.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+
+from kvfs.fs._channel import Channel
+from kvfs.fs.invalidation import Invalidations
+from kvfs.index import SEALED, Entry
+
+log = logging.getLogger("kvfs.channel")
+
+NATIVE_HANDLE = 1 << 63
+"""Marks a handle that the native half gave; the rest of the bits are the entry's number."""
+KILLED_HANDLE = 1 << 62
+"""Added to the handle of a RELEASE whose program was ended by a signal."""
+
+WANTED_DESCRIPTORS = 1 << 17
+TABLE_SIZE = 1 << 24
+"""Entries that the table can hold. Memory is used only for those that were ever open."""
+
+
+class KernelChannel:
+    """The face of a mounted pool."""
+
+    def __init__(self, device: int, tier_fd: int, *, passthrough: bool, statfs: bool) -> None:
+        self._native = Channel(
+            device=device, tier=tier_fd, passthrough=passthrough, statfs=statfs, table_size=TABLE_SIZE
+        )
+        self._passthrough_wanted = passthrough
+        self._refused = ""
+        self.invalidations = Invalidations(self._native.invalidate_entry)
+
+    @property
+    def session_fd(self) -> int:
+        """What libfuse takes for the kernel."""
+        return self._native.session_fd
+
+    @property
+    def ended_fd(self) -> int:
+        """Readable once the mount is gone or the connection was aborted."""
+        return self._native.ended_fd
+
+    def start(self) -> None:
+        self._native.start()
+        self.invalidations.start()
+
+    def stop(self) -> None:
+        """Ends the threads; call it once `ended_fd` is readable and libfuse has stopped reading."""
+        self.invalidations.stop()
+        self._native.stop()
+
+    @property
+    def passthrough_active(self) -> bool:
+        return self._native.passthrough_active and not self._refused
+
+    @property
+    def passthrough_reason(self) -> str:
+        """Why passthrough is off; empty while it is on."""
+        if not self._passthrough_wanted:
+            return "switched off"
+        if not self._native.passthrough_active:
+            return "this kernel does not offer it: Linux 6.9 or later with CONFIG_FUSE_PASSTHROUGH does"
+        return self._refused
+
+    def statistics(self) -> dict[str, int]:
+        """Requests answered natively, forwarded to Python, and replies that the kernel did not take."""
+        return self._native.statistics()
+
+    def set_limits(self, file_bytes: int, write_budget: int | None) -> None:
+        """Bounds fallocate, and growth by writes that pass through the daemon (None: no bound of ours)."""
+        self._native.set_limits(file_bytes, -1 if write_budget is None else write_budget)
+
+    def take_growth(self) -> int:
+        """Bytes that bounded writes added since the last call."""
+        return self._native.take_growth()
+
+    # Face
+
+    def publish(self, entry: Entry) -> None:
+        holding = entry.holding
+        assert holding is not None
+        if not holding.backing_id and self._native.passthrough_active:
+            holding.backing_id = self._backing_id(holding.read_fd)
+        owner = entry.owner
+        self._native.publish(
+            entry.number,
+            holding.read_fd,
+            holding.write_fd,
+            max(holding.backing_id, 0),
+            entry.state == SEALED,
+            owner.mode,
+            owner.uid,
+            owner.gid,
+        )
+
+    def _backing_id(self, fd: int) -> int:
+        """An id, or -1: all opens of a file that are alive at once must agree, so it is not tried again."""
+        try:
+            return self._native.backing_open(fd)
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return -1  # unmounted
+            if not self._refused:
+                self._refused = f"the kernel refused a file: {error.strerror}"
+                log.warning("passthrough is off: %s", self._refused)
+            return -1
+
+    def withdraw(self, entry: Entry) -> int:
+        return self._native.withdraw(entry.number)
+
+    def release(self, entry: Entry) -> None:
+        holding = entry.holding
+        assert holding is not None
+        self._native.forget(entry.number)
+        if holding.backing_id > 0:
+            try:
+                self._native.backing_close(holding.backing_id)
+            except OSError as error:
+                if error.errno not in (errno.ENODEV, errno.ENOTCONN, errno.EPERM):
+                    raise
+            holding.backing_id = 0
+
+    def opens(self, entry: Entry) -> int:
+        return self._native.opens(entry.number)
+
+    def take_full(self, entry: Entry) -> bool:
+        return self._native.take_full(entry.number)
+
+    def take_touched(self) -> list[tuple[int, int]]:
+        return self._native.take_touched()
+
+    def invalidate(self, parent: int, name: bytes) -> None:
+        self.invalidations.add(parent, name)
+
+
+def raise_descriptor_limit() -> int:
+    """Lets this process open as many files as it may; returns how many. Ready pages hold a descriptor each."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (max(hard, WANTED_DESCRIPTORS), max(hard, WANTED_DESCRIPTORS))
+        )
+    except ValueError:  # only CAP_SYS_RESOURCE goes beyond the hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,0 +1,121 @@
+"""Open files: handles, and what an open, a change of size or a release means for the pool.
+
+Reads and writes never come here: the kernel moves the bytes, or the native half of the channel does. Only the
+text of a control file is read through Python.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+
+import pyfuse3
+import trio
+from pyfuse3 import FUSEError
+
+from kvfs.fs.channel import KILLED_HANDLE, NATIVE_HANDLE
+from kvfs.index import SEALED, Entry
+from kvfs.opening import Openings
+from kvfs.pool import INLINE_CLOSE_BYTES, Pool
+
+
+@dataclass(slots=True)
+class Handle:
+    """One open of an entry that the daemon answered."""
+
+    entry: Entry
+    writes: bool
+
+
+class Files:
+    """The handles that the daemon gave."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._openings = Openings(pool)
+        self._handles: dict[int, Handle] = {}
+        self._texts: dict[int, bytes] = {}
+        self._next = 1
+
+    @property
+    def file_limit(self) -> int:
+        """The largest size that a file may be given, in bytes."""
+        return self._openings.file_limit
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _give(self, entry: Entry, writes: bool) -> pyfuse3.FileInfo:
+        handle = self._number()
+        self._handles[handle] = Handle(entry, writes)
+        # The kernel's own copy of a page, where it keeps one, is right as long as the page is one.
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=entry.state == SEALED)
+
+    async def open(self, entry: Entry, flags: int) -> pyfuse3.FileInfo:
+        """open(2). ESTALE, which makes the kernel look the name up again, when it means another file."""
+        if not entry.is_file:
+            raise FUSEError(errno.EINVAL)
+        if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
+            await self._openings.open_reading(entry)
+            return self._give(entry, writes=False)
+        await self._openings.open_writing(entry, truncate=bool(flags & os.O_TRUNC))
+        return self._give(entry, writes=True)
+
+    def created(self, entry: Entry, flags: int) -> pyfuse3.FileInfo:
+        """The handle of a file that `Pool.create` just made."""
+        self._pool.face.publish(entry)
+        return self._give(entry, writes=True)
+
+    async def resize(self, entry: Entry, size: int) -> None:
+        if not entry.is_file:
+            raise FUSEError(errno.EINVAL)
+        await self._openings.resize(entry, size)
+
+    def release(self, handle_number: int) -> None:
+        if handle_number & NATIVE_HANDLE:
+            self._release_native(handle_number & ~NATIVE_HANDLE)
+            return
+        killed = bool(handle_number & KILLED_HANDLE)
+        handle_number &= ~KILLED_HANDLE
+        if self._texts.pop(handle_number, None) is not None:
+            return
+        handle = self._handles.pop(handle_number)
+        if handle.writes:
+            self._pool.remove_writer(handle.entry, "killed" if killed else "")
+        else:
+            self._openings.close_reading(handle.entry)
+
+    def _release_native(self, number: int) -> None:
+        """A handle that the channel gave, of an entry that was withdrawn since: the channel has counted it."""
+        entry = self._pool.index.by_number(number)
+        if entry is not None:
+            self._pool.settle(entry)
+
+    async def let_go(self, fd: int) -> None:
+        """Closes the last descriptor of a removed file: in a thread when that frees much memory."""
+        if fd < 0:
+            return
+        if os.fstat(fd).st_blocks * 512 > INLINE_CLOSE_BYTES:
+            await trio.to_thread.run_sync(os.close, fd)
+        else:
+            os.close(fd)
+
+    # Control files
+
+    def open_text(self, text: bytes, flags: int) -> pyfuse3.FileInfo:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise FUSEError(errno.EACCES)
+        handle = self._number()
+        self._texts[handle] = text
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), direct_io=True)
+
+    def read_text(self, handle_number: int, offset: int, size: int) -> bytes:
+        text = self._texts.get(handle_number)
+        if text is None:
+            raise FUSEError(errno.EIO)
+        return text[offset : offset + size]

@@ -1,0 +1,72 @@
+"""Telling the kernel that a name means something else now.
+
+The kernel makes the teller wait while the directory is busy, perhaps with a request that waits for the event
+loop. So the loop only adds to a queue, and a thread of its own tells.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable
+
+log = logging.getLogger("kvfs.invalidation")
+
+QUEUE_LIMIT = 1 << 16
+
+
+class Invalidations:
+    """A bounded queue without duplicates. What does not fit is dropped: the kernel then asks when it opens
+    the name, and is answered ESTALE."""
+
+    def __init__(self, tell: Callable[[int, bytes], None]) -> None:
+        self._tell = tell
+        self._names: dict[tuple[int, bytes], None] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="kvfs-invalidation", daemon=True)
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def add(self, parent: int, name: bytes) -> None:
+        with self._changed:
+            if len(self._names) >= QUEUE_LIMIT:
+                self.dropped += 1
+                return
+            self._names[parent, name] = None
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._names and not self._stopping:
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                parent, name = next(iter(self._names))
+                del self._names[parent, name]
+            try:
+                self._tell(parent, name)
+            except OSError as error:
+                # ENOENT: the kernel does not know the name. ENODEV and ENOTCONN: the mount is ending.
+                if error.errno not in (
+                    errno.ENOENT,
+                    errno.ENODEV,
+                    errno.ENOTCONN,
+                    errno.ENOTDIR,
+                    errno.EBADF,
+                ):
+                    log.warning("the kernel could not be told of a changed name: %s", error.strerror)

@@ -1,0 +1,304 @@
+"""The filesystem's answers: names and attributes. `kvfs.fs.files` has those that concern open files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+import pyfuse3
+from pyfuse3 import FUSEError, InodeT
+
+from kvfs.errors import AttributeMissing, StalePage
+from kvfs.fs import control
+from kvfs.fs.attributes import ExtendedAttributes, entry_attributes, missing_entry
+from kvfs.fs.control import ControlFiles
+from kvfs.fs.files import Files
+from kvfs.fs.guard import guard
+from kvfs.index import Directory, Entry
+from kvfs.page import Owner
+from kvfs.pool import Pool
+
+NAME_MAX = 255
+LISTING_FIRST = 2
+"""Listing positions 0 and 1 stand before "." and "..", which the kernel supplies by itself with readdirplus."""
+
+
+@guard
+class Operations(pyfuse3.Operations):
+    """The handlers that pyfuse3 calls. They run on the event loop; see `guard` for their exceptions."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(self, pool: Pool, files: Files, control_files: ControlFiles) -> None:
+        super().__init__()
+        self._pool = pool
+        self._files = files
+        self._control = control_files
+        self._attributes = ExtendedAttributes(pool)
+        self._listings: dict[int, tuple[Directory | None, list[tuple[bytes, Entry | int]]]] = {}
+        self._next_listing = 1
+
+    # Finding entries
+
+    def _entry(self, number: int) -> Entry:
+        entry = self._pool.index.by_number(number)
+        if entry is None:
+            raise StalePage(f"number {number} means nothing any more")
+        return entry
+
+    def _directory(self, number: int) -> Directory:
+        if number == control.NUMBER:
+            raise FUSEError(errno.EPERM)
+        entry = self._entry(number)
+        if not isinstance(entry, Directory):
+            raise FUSEError(errno.ENOTDIR)
+        return entry
+
+    def _changing(self, number: int, name: bytes) -> Directory:
+        """The directory in which ``name`` is to be made, removed or replaced."""
+        directory = self._directory(number)
+        if len(name) > NAME_MAX:
+            raise FUSEError(errno.ENAMETOOLONG)
+        if directory is self._pool.index.root and name == control.NAME:
+            raise FUSEError(errno.EPERM)
+        return directory
+
+    def _reply(self, entry: Entry) -> pyfuse3.EntryAttributes:
+        """Tells the kernel of an entry, which counts the reference."""
+        reply = entry_attributes(entry, self._pool.status(entry))
+        entry.lookups += 1
+        return reply
+
+    async def lookup(
+        self, parent_inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        if parent_inode == control.NUMBER:
+            number = self._control.number(name)
+            if number is None:
+                raise FUSEError(errno.ENOENT)
+            return self._control.attributes(number)
+        directory = self._entry(parent_inode)
+        if not isinstance(directory, Directory):
+            raise FUSEError(errno.ENOTDIR)
+        entry = directory.children.get(name)
+        if entry is not None:
+            return self._reply(entry)
+        if directory is self._pool.index.root and name == control.NAME:
+            return self._control.attributes(control.NUMBER)
+        if len(name) > NAME_MAX:
+            raise FUSEError(errno.ENAMETOOLONG)
+        return missing_entry()
+
+    async def forget(self, inode_list: list[tuple[InodeT, int]]) -> None:
+        for number, lookups in inode_list:
+            if not self._control.is_control(number):
+                self._pool.forget(number, lookups)
+
+    async def getattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        if self._control.is_control(inode):
+            return self._control.attributes(inode)
+        entry = self._entry(inode)
+        return entry_attributes(entry, self._pool.status(entry))
+
+    # Changing attributes
+
+    async def setattr(
+        self,
+        inode: InodeT,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: int | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        if self._control.is_control(inode):
+            raise FUSEError(errno.EPERM)
+        entry = self._entry(inode)
+        if fields.update_size:
+            await self._files.resize(entry, attr.st_size)
+        owner = entry.owner
+        wanted = Owner(
+            stat.S_IFMT(owner.mode) | stat.S_IMODE(attr.st_mode) if fields.update_mode else owner.mode,
+            attr.st_uid if fields.update_uid else owner.uid,
+            attr.st_gid if fields.update_gid else owner.gid,
+        )
+        if wanted != owner or fields.update_mode or fields.update_uid or fields.update_gid:
+            self._pool.set_owner(entry, wanted)
+        if fields.update_atime or fields.update_mtime:
+            status = self._pool.status(entry)
+            self._pool.set_times(
+                entry,
+                attr.st_atime_ns if fields.update_atime else status.st_atime_ns,
+                attr.st_mtime_ns if fields.update_mtime else status.st_mtime_ns,
+            )
+        return entry_attributes(entry, self._pool.status(entry))
+
+    async def getxattr(self, inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        if self._control.is_control(inode):
+            raise AttributeMissing(os.fsdecode(name))
+        return self._attributes.get(self._entry(inode), os.fsdecode(name))
+
+    async def setxattr(self, inode: InodeT, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
+        if self._control.is_control(inode):
+            raise FUSEError(errno.EPERM)
+        self._attributes.set(self._entry(inode), os.fsdecode(name), value)
+
+    async def removexattr(self, inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        if self._control.is_control(inode):
+            raise FUSEError(errno.EPERM)
+        self._attributes.remove(self._entry(inode), os.fsdecode(name))
+
+    async def listxattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> list[bytes]:
+        if self._control.is_control(inode):
+            return []
+        return [os.fsencode(name) for name in self._attributes.list(self._entry(inode))]
+
+    # New names
+
+    def _owner(self, parent: Directory, mode: int, ctx: pyfuse3.RequestContext) -> Owner:
+        """A new entry belongs to its maker, and to the group of a setgid directory."""
+        inherits = parent.owner.mode & stat.S_ISGID
+        if inherits and stat.S_ISDIR(mode):
+            mode |= stat.S_ISGID
+        return Owner(mode, ctx.uid, parent.owner.gid if inherits else ctx.gid)
+
+    async def create(
+        self, parent_inode: InodeT, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        parent = self._changing(parent_inode, name)
+        existing = parent.children.get(name)
+        if existing is not None and not flags & os.O_EXCL:
+            # Somebody made it since the kernel looked; the file that is there is the one to open.
+            info = await self._files.open(existing, flags)
+            return info, self._reply(existing)
+        entry = self._pool.create(parent, name, self._owner(parent, stat.S_IFREG | stat.S_IMODE(mode), ctx))
+        return self._files.created(entry, flags), self._reply(entry)
+
+    async def mknod(
+        self, parent_inode: InodeT, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        parent = self._changing(parent_inode, name)
+        owner = self._owner(parent, mode, ctx)
+        if stat.S_ISREG(mode):
+            entry = self._pool.create(parent, name, owner)
+            self._pool.remove_writer(entry)
+        elif stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            raise FUSEError(errno.EPERM)
+        else:
+            entry = self._pool.create_other(parent, name, owner)
+        return self._reply(entry)
+
+    async def mkdir(
+        self, parent_inode: InodeT, name: bytes, mode: int, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        parent = self._changing(parent_inode, name)
+        return self._reply(self._pool.create_directory(parent, name, self._owner(parent, mode, ctx)))
+
+    async def symlink(
+        self, parent_inode: InodeT, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        parent = self._changing(parent_inode, name)
+        owner = self._owner(parent, stat.S_IFLNK | 0o777, ctx)
+        return self._reply(self._pool.create_other(parent, name, owner, target))
+
+    async def link(
+        self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        parent = self._changing(new_parent_inode, new_name)
+        entry = self._entry(inode)
+        self._pool.link(entry, parent, new_name)
+        return self._reply(entry)
+
+    async def readlink(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> bytes:
+        entry = self._entry(inode)
+        if not stat.S_ISLNK(entry.owner.mode):
+            raise FUSEError(errno.EINVAL)
+        fd = self._pool.tier.open(entry.path(), os.O_RDONLY)
+        try:
+            return os.read(fd, 4096)
+        finally:
+            os.close(fd)
+
+    # Names that go or move
+
+    async def unlink(self, parent_inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        await self._files.let_go(self._pool.unlink(self._changing(parent_inode, name), name))
+
+    async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        self._pool.remove_directory(self._changing(parent_inode, name), name)
+
+    async def rename(
+        self,
+        parent_inode_old: InodeT,
+        name_old: bytes,
+        parent_inode_new: InodeT,
+        name_new: bytes,
+        flags: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        old = self._changing(parent_inode_old, name_old)
+        new = self._changing(parent_inode_new, name_new)
+        await self._files.let_go(self._pool.rename(old, name_old, new, name_new, flags))
+
+    # Listings
+
+    async def opendir(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> int:
+        handle = self._next_listing
+        self._next_listing += 1
+        if inode == control.NUMBER:
+            self._listings[handle] = (None, list(self._control.names()))
+        else:
+            self._listings[handle] = (self._directory(inode), [])
+        return handle
+
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        directory, names = self._listings[fh]
+        if start_id == 0 and directory is not None:  # a rewound listing shows what is there now
+            names = list(directory.children.items())
+            self._listings[fh] = (directory, names)
+        for place in range(start_id, len(names)):
+            name, entry = names[place]
+            if isinstance(entry, int):
+                pyfuse3.readdir_reply(token, name, self._control.attributes(entry), place + 1)
+            elif directory is not None and directory.children.get(name) is entry:
+                try:
+                    attributes = entry_attributes(entry, self._pool.status(entry))
+                except OSError as error:
+                    raise FUSEError(error.errno or errno.EIO) from error
+                if not pyfuse3.readdir_reply(token, name, attributes, place + 1):
+                    return
+                entry.lookups += 1
+
+    async def releasedir(self, fh: int) -> None:
+        del self._listings[fh]
+
+    # Open files: kvfs.fs.files
+
+    async def open(self, inode: InodeT, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        if self._control.is_control(inode):
+            return self._files.open_text(self._control.text(inode), flags)
+        return await self._files.open(self._entry(inode), flags)
+
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        return self._files.read_text(fh, off, size)
+
+    async def release(self, fh: int) -> None:
+        self._files.release(fh)
+
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        """DRAM has nothing that could be more durable."""
+
+    async def fsyncdir(self, fh: int, datasync: bool) -> None:
+        """DRAM has nothing that could be more durable."""
+
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        room = self._pool.tier.room()
+        data = pyfuse3.StatvfsData()
+        data.f_bsize = data.f_frsize = room.block_size
+        data.f_blocks = room.total_bytes // room.block_size
+        data.f_bfree = data.f_bavail = room.free_bytes // room.block_size
+        data.f_files = room.total_inodes
+        data.f_ffree = data.f_favail = room.free_inodes
+        data.f_namemax = NAME_MAX
+        return data

@@ -1,0 +1,147 @@
+"""What only entries in use need: descriptors, users, and what may go wrong with a draft."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from typing import Protocol
+
+from kvfs.index import Entry
+
+
+class Holding:
+    """The open side of one entry: our descriptors of its file, and who uses them through the daemon.
+
+    ``read_fd`` is always open; ``write_fd`` only while somebody writes. ``readers`` and ``writers`` count
+    the handles that the daemon gave; those which the channel gave by itself are counted by the channel.
+    """
+
+    __slots__ = (
+        "backing_id",
+        "epoch",
+        "failure",
+        "read_fd",
+        "readers",
+        "retry_until",
+        "sealing",
+        "sized",
+        "write_fd",
+        "writers",
+    )
+
+    def __init__(self, read_fd: int) -> None:
+        self.read_fd = read_fd
+        self.write_fd = -1
+        self.backing_id = 0
+        self.readers = 0
+        self.writers = 0
+        self.epoch = 0
+        """Goes up whenever somebody may begin to change the bytes."""
+        self.failure = ""
+        """Why the draft must not become a page; empty while nothing is known against it."""
+        self.sized = False
+        """Whether a program gave the file its size, so that holes are meant."""
+        self.sealing = False
+        self.retry_until = 0.0
+        """Until then (trio's clock) the draft waits for the open that was answered ESTALE."""
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self.readers or self.writers)
+
+
+class Face(Protocol):
+    """What the pool asks of the kernel's side. The filesystem implements it; `NoFace` stands for none."""
+
+    def publish(self, entry: Entry) -> None:
+        """The entry's holding, owner or state changed: answer for it from now on."""
+
+    def withdraw(self, entry: Entry) -> int:
+        """Opens are asked of the pool from now on; returns the handles given before and still open."""
+
+    def release(self, entry: Entry) -> None:
+        """The holding is about to be closed: forget its descriptors."""
+
+    def opens(self, entry: Entry) -> int:
+        """Handles that were given without asking the pool and are still open."""
+
+    def take_full(self, entry: Entry) -> bool:
+        """Whether a write to the entry was refused for want of room since the last call."""
+
+    def take_touched(self) -> list[tuple[int, int]]:
+        """Numbers of entries, and how often each was opened without asking the pool since the last call."""
+
+    def invalidate(self, parent: int, name: bytes) -> None:
+        """The name means something else, or nothing, from now on."""
+
+
+class NoFace:
+    """The face of a pool that is not mounted."""
+
+    def publish(self, entry: Entry) -> None: ...
+
+    def withdraw(self, entry: Entry) -> int:
+        return 0
+
+    def release(self, entry: Entry) -> None: ...
+
+    def opens(self, entry: Entry) -> int:
+        return 0
+
+    def take_full(self, entry: Entry) -> bool:
+        return False
+
+    def take_touched(self) -> list[tuple[int, int]]:
+        return []
+
+    def invalidate(self, parent: int, name: bytes) -> None: ...
+
+
+class IdleHoldings:
+    """Sealed pages that nobody uses but that stay ready to be opened without the daemon, the coldest first."""
+
+    def __init__(self, face: Face, limit: int) -> None:
+        self.face = face
+        self.limit = limit
+        self._idle: OrderedDict[Entry, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def add(self, entry: Entry) -> None:
+        """Keeps an entry ready; lets go of the coldest ones beyond the limit."""
+        self._idle[entry] = None
+        self._idle.move_to_end(entry)
+        attempts = 0
+        while len(self._idle) > self.limit and attempts < 8:
+            attempts += 1
+            coldest = next(iter(self._idle))
+            if self.face.withdraw(coldest):
+                self.face.publish(coldest)
+                self._idle.move_to_end(coldest)
+            else:
+                self.discard(coldest)
+                close(coldest, self.face)
+
+    def touch(self, entry: Entry) -> None:
+        if entry in self._idle:
+            self._idle.move_to_end(entry)
+
+    def discard(self, entry: Entry) -> None:
+        self._idle.pop(entry, None)
+
+
+def detach(entry: Entry, face: Face) -> int:
+    """Ends an entry's holding, but for the descriptor it returns: closing that one may free much memory."""
+    holding = entry.holding
+    assert holding is not None
+    face.release(entry)
+    entry.holding = None
+    if holding.write_fd >= 0:
+        os.close(holding.write_fd)
+    return holding.read_fd
+
+
+def close(entry: Entry, face: Face) -> None:
+    """Ends an entry's holding."""
+    os.close(detach(entry, face))

@@ -1,0 +1,215 @@
+"""The names of the pool in memory: a tree of entries that mirrors the tiers, and their numbers.
+
+Pure: no I/O. The tree speeds look-ups and carries what a file on a tier cannot (who has it open, its place in
+the eviction order). Where it differs from the tier, the tier is right, and the caller removes the entry.
+An entry costs memory for every page of the pool, so it holds no more than every page needs; what only open
+pages need is in `kvfs.drafts.Holding`.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvfs.page import Owner
+
+if TYPE_CHECKING:
+    from kvfs.holding import Holding
+
+ROOT_NUMBER = 1
+FIRST_NUMBER = 16
+"""Numbers below it, other than the root's, are for the files that describe the mount."""
+
+
+class Entry:
+    """A file or a directory: its first name, its shown owner, its place in the eviction order.
+
+    ``parent`` is None once the last name is gone. ``size`` is the page's size in bytes and 0 for a draft;
+    ``lookups`` counts how often the kernel was told of the number.
+    """
+
+    __slots__ = (
+        "colder",
+        "hits",
+        "holding",
+        "hotter",
+        "links",
+        "lookups",
+        "name",
+        "number",
+        "owner",
+        "parent",
+        "size",
+        "state",
+    )
+
+    def __init__(self, number: int, parent: Directory | None, name: bytes, owner: Owner, state: int) -> None:
+        self.number = number
+        self.parent = parent
+        self.name = name
+        self.owner = owner
+        self.state = state
+        self.size = 0
+        self.hits = 0
+        self.lookups = 0
+        self.links: list[tuple[Directory, bytes]] | None = None
+        self.holding: Holding | None = None
+        self.colder: Entry | None = None
+        self.hotter: Entry | None = None
+
+    @property
+    def is_directory(self) -> bool:
+        return stat.S_ISDIR(self.owner.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.owner.mode)
+
+    def names(self) -> list[tuple[Directory, bytes]]:
+        """Every name: the first and the further hard links. Empty for what was unlinked."""
+        first = [] if self.parent is None else [(self.parent, self.name)]
+        return first + (self.links or [])
+
+    def path(self) -> bytes:
+        """The relative path of the first name; b"" for the root."""
+        parts = [self.name]
+        directory = self.parent
+        while directory is not None and directory.parent is not None:
+            parts.append(directory.name)
+            directory = directory.parent
+        parts.reverse()
+        return b"/".join(parts)
+
+
+DRAFT = 0
+"""Open for writing, mapped writable, empty, or waiting for its digest."""
+SEALED = 1
+"""A page: its digest is stored."""
+UNCHECKED = 2
+"""A page found at the start: its bytes are compared with its digest at the first open."""
+OTHER = 3
+"""A directory, symlink, fifo or socket."""
+
+
+class Directory(Entry):
+    """An entry that has children."""
+
+    __slots__ = ("children",)
+
+    def __init__(self, number: int, parent: Directory | None, name: bytes, owner: Owner) -> None:
+        super().__init__(number, parent, name, owner, OTHER)
+        self.children: dict[bytes, Entry] = {}
+
+    def child_path(self, name: bytes) -> bytes:
+        """The relative path of a name in this directory."""
+        path = self.path()
+        return path + b"/" + name if path else name
+
+
+class Index:
+    """The tree and the numbers by which the kernel knows its entries."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owners: dict[Owner, Owner] = {}
+        self._sizes: dict[int, int] = {}
+        self._by_number: list[Entry | None] = [None] * FIRST_NUMBER
+        self._free: list[int] = []
+        self.root = Directory(ROOT_NUMBER, None, b"", self.intern(owner))
+        self._by_number[ROOT_NUMBER] = self.root
+
+    def intern(self, owner: Owner) -> Owner:
+        """One object for all entries of the same owner and mode."""
+        return self._owners.setdefault(owner, owner)
+
+    def intern_size(self, size: int) -> int:
+        """One object for all pages of one size: pools hold few sizes, and many pages."""
+        if len(self._sizes) > 4096:
+            self._sizes.clear()
+        return self._sizes.setdefault(size, size)
+
+    def __len__(self) -> int:
+        return len(self._by_number) - len(self._free) - FIRST_NUMBER + 1
+
+    def by_number(self, number: int) -> Entry | None:
+        return self._by_number[number] if 0 < number < len(self._by_number) else None
+
+    def find(self, path: bytes) -> Entry | None:
+        """The entry at a relative path, without touching a tier."""
+        entry: Entry = self.root
+        for name in path.split(b"/") if path else ():
+            child = entry.children.get(name) if isinstance(entry, Directory) else None
+            if child is None:
+                return None
+            entry = child
+        return entry
+
+    def add(self, parent: Directory, name: bytes, owner: Owner, state: int) -> Entry:
+        """A new entry; the name must be free."""
+        number = self._free.pop() if self._free else len(self._by_number)
+        owner = self.intern(owner)
+        entry: Entry
+        if stat.S_ISDIR(owner.mode):
+            entry = Directory(number, parent, name, owner)
+        else:
+            entry = Entry(number, parent, name, owner, state)
+        if number == len(self._by_number):
+            self._by_number.append(entry)
+        else:
+            self._by_number[number] = entry
+        parent.children[name] = entry
+        return entry
+
+    def add_link(self, entry: Entry, parent: Directory, name: bytes) -> None:
+        """A further name of an entry."""
+        if entry.parent is None:
+            entry.parent, entry.name = parent, name
+        else:
+            entry.links = [*(entry.links or []), (parent, name)]
+        parent.children[name] = entry
+
+    def remove(self, parent: Directory, name: bytes) -> Entry:
+        """Takes a name away. The entry keeps its number until `drop` is called."""
+        entry = parent.children.pop(name)
+        if entry.parent is parent and entry.name == name:
+            if entry.links:
+                entry.parent, entry.name = entry.links[0]
+                entry.links = entry.links[1:] or None
+            else:
+                entry.parent = None
+        elif entry.links:
+            entry.links = [link for link in entry.links if link != (parent, name)] or None
+        return entry
+
+    def move(self, old: Directory, old_name: bytes, new: Directory, new_name: bytes) -> Entry | None:
+        """Renames, replacing what has the new name; returns the replaced entry."""
+        replaced = self.remove(new, new_name) if new_name in new.children else None
+        moved = old.children.pop(old_name)
+        self._rename_link(moved, (old, old_name), (new, new_name))
+        new.children[new_name] = moved
+        return replaced
+
+    def exchange(self, one: Directory, one_name: bytes, other: Directory, other_name: bytes) -> None:
+        """Two names change places."""
+        first, second = one.children[one_name], other.children[other_name]
+        if first is not second:
+            self._rename_link(first, (one, one_name), (other, other_name))
+            self._rename_link(second, (other, other_name), (one, one_name))
+            one.children[one_name], other.children[other_name] = second, first
+
+    @staticmethod
+    def _rename_link(entry: Entry, old: tuple[Directory, bytes], new: tuple[Directory, bytes]) -> None:
+        if (entry.parent, entry.name) == old:
+            entry.parent, entry.name = new
+        elif entry.links:
+            entry.links = [new if link == old else link for link in entry.links]
+
+    def drop(self, entry: Entry) -> None:
+        """Forgets an entry without a name; its number is given to another one later."""
+        if self._by_number[entry.number] is entry and entry is not self.root:
+            self._by_number[entry.number] = None
+            self._free.append(entry.number)
+
+    def entries(self) -> Iterator[Entry]:
+        """Every entry that has a number, the root included."""
+        return (entry for entry in self._by_number if entry is not None)

@@ -1,0 +1,77 @@
+"""Metrics in Prometheus' text format, read from the same status that people see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from kvfs.observe.status import Status
+
+
+class _StatusCollector(Collector):
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status.read()
+        dram = status["tiers"]["dram"]
+        for name, documentation, value in (
+            ("capacity_bytes", "Bytes that the tier can hold.", dram["capacity_bytes"]),
+            (
+                "used_bytes",
+                "Bytes in use, unlinked pages that are still mapped included.",
+                dram["used_bytes"],
+            ),
+            ("reserve_bytes", "Bytes kept free for writers.", dram["reserve_bytes"]),
+            ("pages", "Sealed pages.", dram["pages"]),
+        ):
+            tier = GaugeMetricFamily(f"kvfs_tier_{name}", documentation, labels=["tier"])
+            tier.add_metric(["dram"], value)
+            yield tier
+        for name, documentation, value in (
+            ("drafts", "Files being written.", status["drafts"]),
+            ("unsealed", "Drafts without a writer that wait for their digest.", status["unsealed"]),
+            ("uptime_seconds", "Seconds since the mount.", status["uptime_seconds"]),
+            ("passthrough_active", "Whether the kernel moves the bytes.", status["passthrough"]["active"]),
+            ("hugepages_active", "Whether pages lie on hugepages.", status["hugepages"]["active"]),
+        ):
+            yield GaugeMetricFamily(f"kvfs_{name}", documentation, value=float(value))
+        for name, documentation, value in (
+            ("hits", "Opens for reading of sealed pages.", status["hits"]["dram"]),
+            ("evictions", "Pages evicted.", status["evictions"]),
+            ("evicted_bytes", "Bytes evicted.", status["evicted_bytes"]),
+            ("sealed_pages", "Drafts that became pages.", status["sealed"]["pages"]),
+            ("sealed_bytes", "Bytes of drafts that became pages.", status["sealed"]["bytes"]),
+        ):
+            yield CounterMetricFamily(f"kvfs_{name}", documentation, value=value)
+        for name, documentation in (
+            ("misses", "Opens for reading that found no page, by reason."),
+            ("failures", "Drafts dropped instead of sealed, by reason."),
+        ):
+            family = CounterMetricFamily(f"kvfs_{name}", documentation, labels=["reason"])
+            for reason, count in status[name].items():
+                family.add_metric([reason], count)
+            yield family
+        requests = CounterMetricFamily(
+            "kvfs_requests", "Requests of the kernel, by who answered.", labels=["by"]
+        )
+        requests.add_metric(["channel"], status["requests"]["answered"])
+        requests.add_metric(["python"], status["requests"]["forwarded"])
+        yield requests
+
+
+class Metrics:
+    """The text of .kvfs/metrics."""
+
+    def __init__(self, status: Status) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_StatusCollector(status))
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)

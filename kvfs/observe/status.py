@@ -1,0 +1,136 @@
+"""What the daemon says of itself: one dictionary, and the text that people read."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvfs import __version__
+from kvfs.config import Config
+from kvfs.sizes import format_duration, format_size
+
+if TYPE_CHECKING:
+    from kvfs.fs.channel import KernelChannel
+    from kvfs.pool import Pool
+
+
+class Status:
+    """Reads the parts of a running daemon."""
+
+    def __init__(self, config: Config, pool: Pool, channel: KernelChannel) -> None:
+        self._config = config
+        self._pool = pool
+        self._channel = channel
+        self._started = time.monotonic()
+        self.degraded: list[str] = []
+        """What is off for the life of this daemon, each with its reason."""
+
+    def read(self) -> dict[str, Any]:
+        """The content of status.json."""
+        pool, counters = self._pool, self._pool.counters
+        pool.collect_touches()
+        room = pool.tier.room()
+        return {
+            "mount": str(self._config.mountpoint),
+            "pid": os.getpid(),
+            "version": __version__,
+            "uptime_seconds": round(time.monotonic() - self._started, 3),
+            "passthrough": {
+                "active": self._channel.passthrough_active,
+                "reason": self._channel.passthrough_reason,
+            },
+            "hugepages": {
+                "active": pool.tier.hugepages_active,
+                "reason": pool.tier.hugepages_reason,
+                "small_page_files": counters.small_page_files,
+            },
+            "tiers": {
+                "dram": {
+                    "capacity_bytes": room.total_bytes,
+                    "used_bytes": room.used_bytes,
+                    "reserve_bytes": pool.evictor.reserve_bytes,
+                    "pages": pool.pages,
+                    "options": list(pool.tier.options),
+                    "missing": dict(pool.tier.missing),
+                }
+            },
+            "drafts": len(pool.writing),
+            "unsealed": pool.unsealed,
+            "sealed": {"pages": counters.sealed, "bytes": counters.sealed_bytes},
+            "adopted": {"pages": counters.adopted, "dropped_drafts": counters.dropped_at_start},
+            "hits": {"dram": counters.hits},
+            "misses": dict(counters.misses),
+            "evictions": counters.evictions,
+            "evicted_bytes": counters.evicted_bytes,
+            "failures": dict(counters.failures),
+            "requests": {
+                **self._channel.statistics(),
+                "names_not_invalidated": self._channel.invalidations.dropped,
+            },
+            "degraded": self._degraded(),
+            "config": self.config(),
+        }
+
+    def _degraded(self) -> list[str]:
+        lines = list(self.degraded)
+        if reason := self._channel.passthrough_reason:
+            lines.append(f"passthrough is off: {reason}; the daemon moves the bytes")
+        if not self._pool.tier.hugepages_active:
+            lines.append(f"hugepages are off: {self._pool.tier.hugepages_reason}")
+        lines += [f"{option} is missing: {reason}" for option, reason in self._pool.tier.missing.items()]
+        if self._pool.evictor.stuck:
+            lines.append("the reserve cannot be kept: every page left is in use")
+        return lines
+
+    def config(self) -> dict[str, dict[str, Any]]:
+        """Every setting with its value and where it came from."""
+        origins = self._config.origins
+        return {
+            field.name: {
+                "value": _plain(getattr(self._config, field.name)),
+                "origin": origins.get(field.name, "default"),
+            }
+            for field in dataclasses.fields(self._config)
+            if field.name != "origins"
+        }
+
+    def text(self) -> str:
+        """The content of .kvfs/status."""
+        status = self.read()
+        dram = status["tiers"]["dram"]
+        used, capacity = dram["used_bytes"], dram["capacity_bytes"]
+        misses = sum(status["misses"].values())
+        lines = [
+            ("mount", f"{status['mount']}, process {status['pid']}, version {status['version']}"),
+            ("up", format_duration(status["uptime_seconds"])),
+            (
+                "DRAM",
+                f"{format_size(used)} of {format_size(capacity)} used ({used / max(capacity, 1):.0%}), "
+                f"{dram['pages']} pages; {format_size(dram['reserve_bytes'])} kept free for writers",
+            ),
+            ("drafts", f"{status['drafts']} being written, {status['unsealed']} waiting for their digest"),
+            ("hits", f"{status['hits']['dram']}"),
+            ("misses", _counts(status["misses"]) if misses else "0"),
+            ("evictions", f"{status['evictions']}, {format_size(status['evicted_bytes'])}"),
+            ("failures", _counts(status["failures"]) or "0"),
+            ("passthrough", _feature(status["passthrough"])),
+            ("hugepages", _feature(status["hugepages"])),
+        ]
+        lines += [("degraded", line) for line in status["degraded"]]
+        return "".join(f"{name + ':':<13}{value}\n" for name, value in lines)
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
+
+def _feature(feature: dict[str, Any]) -> str:
+    reason = f": {feature['reason']}" if feature["reason"] else ""
+    return ("on" if feature["active"] else "off") + reason

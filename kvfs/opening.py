@@ -1,0 +1,296 @@
+"""Opening files: pages for reading, drafts for writing, and the change from a page back to a draft."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import trio
+
+from kvfs.counters import LimitedLog
+from kvfs.errors import (
+    AttributeMissing,
+    CorruptPage,
+    FileTooLarge,
+    NoSuchPage,
+    StalePage,
+)
+from kvfs.holding import Holding
+from kvfs.index import DRAFT, SEALED, UNCHECKED, Entry
+from kvfs.page import DIGEST, OWNER, Digest
+from kvfs.sealing import SPARSE, digest_file, lease_is_free
+from kvfs.sizes import format_size
+from kvfs.syscalls import fallocate
+
+if TYPE_CHECKING:
+    from kvfs.pool import Pool
+
+log = logging.getLogger("kvfs.opening")
+
+RETRY_SECONDS = 1.0
+"""How long a draft that took a page's name waits for the program that was answered ESTALE."""
+INLINE_ALLOCATION = 32 << 20
+"""Allocating more than this is left to a thread."""
+COPY_CHUNK = 8 << 20
+
+
+class Openings:
+    """What an open or a change of size means for an entry. Every method that awaits looks again afterwards."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._threads = trio.CapacityLimiter(4)
+        self._checking: dict[Entry, trio.Event] = {}
+        self._replacing: dict[Entry, trio.Event] = {}
+        self._log = LimitedLog(log)
+        self._serial = 0
+
+    # Reading
+
+    async def open_reading(self, entry: Entry) -> Holding:
+        """One more reader. StalePage when the page turns out not to be there."""
+        await self._check(entry)
+        pool = self._pool
+        if entry.parent is None and entry.holding is None:
+            pool.counters.misses["evicted"] += 1
+            raise StalePage("the page was evicted or removed")
+        try:
+            holding = pool.hold(entry)
+        except NoSuchPage as error:
+            raise StalePage(str(error)) from None
+        holding.readers += 1
+        if entry.state == SEALED:
+            pool.counters.hits += 1
+            entry.hits += 1
+            pool.idle.discard(entry)
+            if entry.hotter is not None:
+                pool.policy.touch(entry)
+        pool.face.publish(entry)
+        return holding
+
+    def close_reading(self, entry: Entry) -> None:
+        holding = entry.holding
+        assert holding is not None
+        holding.readers -= 1
+        self._pool.settle(entry)
+
+    async def _check(self, entry: Entry) -> None:
+        """Compares the bytes of a page that an earlier daemon left with its digest, once."""
+        while entry.state == UNCHECKED:
+            if (running := self._checking.get(entry)) is not None:
+                await running.wait()
+                continue
+            done = self._checking[entry] = trio.Event()
+            try:
+                await self._check_now(entry)
+            finally:
+                del self._checking[entry]
+                done.set()
+
+    async def _check_now(self, entry: Entry) -> None:
+        pool = self._pool
+        try:
+            holding = pool.hold(entry)
+        except NoSuchPage as error:
+            raise StalePage(str(error)) from None
+        fd = os.dup(holding.read_fd)
+        try:
+            expected = Digest.parse(pool.tier.get_attribute(fd, DIGEST))
+            found = await trio.to_thread.run_sync(digest_file, fd, limiter=self._threads)
+            reason = "" if found == expected else f"its bytes are {found}, not {expected}"
+        except (AttributeMissing, ValueError) as error:
+            reason = f"its digest cannot be read: {error}"
+        except OSError as error:
+            reason = f"it cannot be read: {error.strerror}"
+        finally:
+            os.close(fd)
+        if entry.parent is None or entry.state != UNCHECKED:
+            return
+        if reason:
+            name = entry.path().decode(errors="backslashreplace")
+            pool.counters.misses["corrupt"] += 1
+            self._log.warning("corrupt", f"{name} is damaged and dropped: {reason}")
+            pool.remove_everywhere(entry)
+            raise StalePage(f"{name} is damaged") from CorruptPage(reason)
+        entry.state = SEALED
+
+    # Writing
+
+    async def open_writing(self, entry: Entry, truncate: bool) -> Holding:
+        """One more writer of a draft. StalePage when the name means another file from now on."""
+        await self._make_draft(entry, truncate)
+        pool = self._pool
+        if entry.parent is None and entry.holding is None:
+            raise StalePage("the file was removed")
+        holding = pool.hold(entry)
+        pool.add_writer(entry)
+        if truncate:
+            os.ftruncate(holding.write_fd, 0)
+            holding.sized = False
+            holding.failure = ""
+        pool.face.publish(entry)
+        return holding
+
+    async def _make_draft(self, entry: Entry, truncate: bool) -> None:
+        if entry.state == UNCHECKED and not truncate:
+            await self._check(entry)
+        while (running := self._replacing.get(entry)) is not None:
+            await running.wait()
+        if entry.state == DRAFT:
+            return
+        pool = self._pool
+        if entry.parent is None:
+            await self._reopen_removed(entry)
+            return
+        holding = pool.hold(entry)
+        if pool.face.withdraw(entry) or holding.readers or not self._is_unheld(entry):
+            done = self._replacing[entry] = trio.Event()
+            try:
+                await self._replace(entry, truncate)
+            finally:
+                del self._replacing[entry]
+                done.set()
+            raise StalePage("readers keep the old page; the name has a new draft")
+        self.unseal(entry)
+
+    async def _reopen_removed(self, entry: Entry) -> None:
+        """A removed page that is still open is opened again for writing (through /proc): nobody can find it
+        by name, so its bytes may change."""
+        if entry.holding is None:
+            raise StalePage("the file was removed")
+        self._pool.face.withdraw(entry)
+        entry.state = DRAFT
+
+    def _is_unheld(self, entry: Entry) -> bool:
+        """Whether nobody but us has the file open or mapped. Our own id and descriptor would count."""
+        pool = self._pool
+        pool.idle.discard(entry)
+        pool.close_holding(entry)
+        holding = pool.hold(entry)
+        return lease_is_free(holding.read_fd, fcntl.F_WRLCK)
+
+    def unseal(self, entry: Entry) -> None:
+        """A page becomes a draft in place: same file, same links."""
+        pool = self._pool
+        holding = pool.hold(entry)
+        for name in (DIGEST, SPARSE):
+            try:
+                pool.tier.remove_attribute(holding.read_fd, name)
+            except AttributeMissing:
+                continue
+        entry.state = DRAFT
+        pool.leave_order(entry)
+        pool.idle.discard(entry)
+        pool.drafts.add(entry)
+        entry.size = 0
+        pool.face.publish(entry)
+
+    async def _replace(self, entry: Entry, truncate: bool) -> None:
+        """Puts a new draft under every name of a page that readers hold."""
+        pool = self._pool
+        old_fd = os.dup(pool.hold(entry).read_fd)
+        self._serial += 1
+        temporary = b".kvfs-draft-%d" % self._serial
+        new_fd = pool.tier.create(temporary)
+        try:
+            if not truncate:
+                size = os.fstat(old_fd).st_size
+                await pool.evictor.require(size)
+                await trio.to_thread.run_sync(_copy, old_fd, new_fd, size, limiter=self._threads)
+            for name in pool.tier.list_attributes(old_fd):
+                if name not in (DIGEST, SPARSE):
+                    pool.tier.set_attribute(new_fd, name, pool.tier.get_attribute(old_fd, name))
+            pool.tier.set_attribute(new_fd, OWNER, entry.owner.format().encode())
+            if entry.parent is None:
+                raise StalePage("the page was removed meanwhile")
+            self._take_names(entry, temporary)
+        except BaseException:
+            pool.tier.unlink(temporary)
+            raise
+        finally:
+            os.close(old_fd)
+            os.close(new_fd)
+
+    def _take_names(self, entry: Entry, temporary: bytes) -> None:
+        """Gives every name of a page to the file ``temporary``: on the tier, in the index, in the kernel."""
+        pool = self._pool
+        names = entry.names()
+        for parent, name in names[1:]:
+            further = temporary + b"-link"
+            pool.tier.link(temporary, further)
+            pool.tier.rename(further, parent.child_path(name))
+        (parent, name), further_names = names[0], names[1:]
+        pool.tier.rename(temporary, parent.child_path(name))
+        pool.abandon(entry)
+        draft = pool.index.add(parent, name, entry.owner, DRAFT)
+        for further_parent, further_name in further_names:
+            pool.index.add_link(draft, further_parent, further_name)
+        holding = pool.hold(draft)
+        holding.retry_until = trio.current_time() + RETRY_SECONDS
+        holding.sized = True  # what the page had as holes, its copy has
+        pool.drafts.add(draft)
+        pool.face.publish(draft)
+        pool.sealer.schedule(draft)
+
+    # Sizes
+
+    async def resize(self, entry: Entry, size: int) -> None:
+        """truncate(2): growth is allocated, so that no mapping of it can fail later.
+
+        FileTooLarge above half of the pool, OutOfRoom when the pool has no room.
+        """
+        pool = self._pool
+        if size > self.file_limit:
+            raise FileTooLarge(f"a file may have at most half of the pool, {format_size(self.file_limit)}")
+        await self._make_draft(entry, truncate=False)
+        if entry.parent is None and entry.holding is None:
+            raise StalePage("the file was removed")
+        temporary = entry.holding is None or entry.holding.write_fd < 0
+        if temporary:
+            pool.hold(entry)
+            pool.add_writer(entry)
+            pool.face.publish(entry)
+        try:
+            await self._set_size(entry, size)
+        finally:
+            if temporary:
+                pool.remove_writer(entry)
+
+    @property
+    def file_limit(self) -> int:
+        return self._pool.tier.target_bytes // 2
+
+    async def _set_size(self, entry: Entry, size: int) -> None:
+        holding = entry.holding
+        assert holding is not None
+        holding.epoch += 1
+        old = os.fstat(holding.write_fd).st_size
+        holding.sized = True
+        if size <= old:
+            os.ftruncate(holding.write_fd, size)
+            return
+        await self._pool.evictor.require(size - old)
+        # The size first: a file that has its size gets hugepages from the allocation.
+        os.ftruncate(holding.write_fd, size)
+        try:
+            if size - old > INLINE_ALLOCATION:
+                await trio.to_thread.run_sync(
+                    fallocate, holding.write_fd, 0, old, size - old, limiter=self._threads
+                )
+            else:
+                fallocate(holding.write_fd, 0, old, size - old)
+        except OSError:
+            os.ftruncate(holding.write_fd, old)
+            raise
+        self._pool.tier.account(size - old)
+
+
+def _copy(source: int, target: int, size: int) -> None:
+    """In a thread: copies a page into the draft that replaces it."""
+    os.ftruncate(target, size)
+    fallocate(target, 0, 0, size)
+    offset = 0
+    while offset < size:
+        offset += os.copy_file_range(source, target, min(COPY_CHUNK, size - offset), offset, offset)

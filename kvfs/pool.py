@@ -1,0 +1,376 @@
+"""The pool: which names exist, where their bytes are, and how both change together.
+
+A change is made on the tier first and then in the index, without an await in between, so that the two agree
+whenever another task runs. What must wait for a thread looks again afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+
+import trio
+
+from kvfs import holding as holdings
+from kvfs.counters import Counters, LimitedLog
+from kvfs.errors import AttributeMissing, NoSuchPage, NotSupported, StalePage
+from kvfs.holding import Face, Holding, IdleHoldings, NoFace
+from kvfs.index import DRAFT, OTHER, SEALED, UNCHECKED, Directory, Entry, Index
+from kvfs.page import OWNER, Owner
+from kvfs.policy import LeastRecentlyUsed
+from kvfs.room import Evictor
+from kvfs.sealing import Sealer
+from kvfs.syscalls import RENAME_EXCHANGE
+from kvfs.tiers.dram import DramTier
+
+log = logging.getLogger("kvfs.pool")
+
+INLINE_CLOSE_BYTES = 1 << 20
+"""Freeing more memory than this is left to a thread."""
+
+
+class Pool:
+    """Names, drafts and pages in DRAM. Everything here belongs to the event loop."""
+
+    def __init__(
+        self,
+        tier: DramTier,
+        owner: Owner,
+        *,
+        reserve_percent: float = 5.0,
+        idle_limit: int = 4096,
+    ) -> None:
+        self.tier = tier
+        self.index = Index(owner)
+        self.policy: LeastRecentlyUsed[Entry] = LeastRecentlyUsed()
+        self.counters = Counters()
+        self.face: Face = NoFace()
+        self.idle = IdleHoldings(self.face, idle_limit)
+        self.evictor = Evictor(self, reserve_percent)
+        self.sealer: Sealer
+        self.drafts: set[Entry] = set()
+        """Entries whose bytes may change: written now, or not sealed yet."""
+        self.writing: set[Entry] = set()
+        """Entries that a handle of the daemon has open for writing."""
+        self._log = LimitedLog(log)
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Starts the background work: sealing and eviction."""
+        self.sealer = Sealer(self, nursery)
+        nursery.start_soon(self.evictor.run)
+
+    def attach_face(self, face: Face) -> None:
+        """From now on the kernel asks; before, nothing may be held."""
+        self.face = self.idle.face = face
+
+    # What exists
+
+    def status(self, entry: Entry) -> os.stat_result:
+        """stat(2) of the entry's file. NoSuchPage when the file has vanished from the tier."""
+        if entry.holding is not None:
+            return os.fstat(entry.holding.read_fd)
+        if entry is not self.index.root and entry.parent is None:
+            raise StalePage(f"entry {entry.number} has no name any more")
+        try:
+            return self.tier.stat(entry.path())
+        except FileNotFoundError:
+            self.vanished(entry)
+            raise NoSuchPage(entry.path().decode(errors="backslashreplace")) from None
+
+    def vanished(self, entry: Entry) -> None:
+        """A name is in the index but not on the tier: somebody removed it there, and they are right."""
+        self.counters.misses["vanished"] += 1
+        name = entry.path().decode(errors="backslashreplace")
+        self._log.warning("vanished", f"{name} is gone from the tier behind our back: forgotten")
+        if isinstance(entry, Directory):
+            for child in list(entry.children.values()):
+                self.vanished(child)
+        self.remove_everywhere(entry)
+
+    # New entries
+
+    def create(self, parent: Directory, name: bytes, owner: Owner) -> Entry:
+        """A new empty draft, held for writing. Raises FileExistsError."""
+        self._require_linked(parent)
+        path = parent.child_path(name)
+        write_fd = self.tier.create(path)
+        try:
+            self.tier.set_attribute(write_fd, OWNER, owner.format().encode())
+            read_fd = self.tier.open(path, os.O_RDONLY)
+        except OSError:
+            os.close(write_fd)
+            self.tier.unlink(path)
+            raise
+        entry = self.index.add(parent, name, owner, DRAFT)
+        entry.holding = Holding(read_fd)
+        self._begin_writing(entry, write_fd)
+        return entry
+
+    def create_other(self, parent: Directory, name: bytes, owner: Owner, content: bytes = b"") -> Entry:
+        """A symlink (its target as ``content``), fifo or socket: a small file on the tier. Never a page."""
+        self._require_linked(parent)
+        if stat.S_IFMT(owner.mode) not in (stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK):
+            raise NotSupported("device nodes are not kept")
+        path = parent.child_path(name)
+        fd = self.tier.create(path)
+        try:
+            self.tier.set_attribute(fd, OWNER, owner.format().encode())
+            os.write(fd, content)
+        except OSError:
+            self.tier.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+        return self.index.add(parent, name, owner, OTHER)
+
+    def create_directory(self, parent: Directory, name: bytes, owner: Owner) -> Entry:
+        self._require_linked(parent)
+        path = parent.child_path(name)
+        self.tier.mkdir(path)
+        self.tier.set_attribute(path, OWNER, owner.format().encode())
+        return self.index.add(parent, name, owner, OTHER)
+
+    def _require_linked(self, directory: Directory) -> None:
+        if directory.parent is None and directory is not self.index.root:
+            raise NoSuchPage("the directory was removed")
+
+    def link(self, entry: Entry, parent: Directory, name: bytes) -> None:
+        """A hard link."""
+        self._require_linked(parent)
+        if entry.parent is None:
+            raise NoSuchPage("the file was removed")
+        self.tier.link(entry.path(), parent.child_path(name))
+        self.index.add_link(entry, parent, name)
+
+    # Names that go or move
+
+    def unlink(self, parent: Directory, name: bytes) -> int:
+        """Takes a name away. Returns a descriptor to close, whose closing may free much memory, or -1."""
+        try:
+            self.tier.unlink(parent.child_path(name))
+        except FileNotFoundError:
+            if name not in parent.children:
+                raise
+        entry = self.index.remove(parent, name)
+        return self._detached(entry)
+
+    def remove_directory(self, parent: Directory, name: bytes) -> None:
+        try:
+            self.tier.rmdir(parent.child_path(name))
+        except FileNotFoundError:
+            if name not in parent.children:
+                raise
+        self._detached(self.index.remove(parent, name))
+
+    def rename(self, old: Directory, old_name: bytes, new: Directory, new_name: bytes, flags: int) -> int:
+        """rename(2) with its flags. Returns a descriptor to close, of what was replaced, or -1."""
+        self._require_linked(new)
+        one, other = old.children.get(old_name), new.children.get(new_name)
+        self.tier.rename(old.child_path(old_name), new.child_path(new_name), flags)
+        if one is None:
+            raise NoSuchPage("the tier knew a name that the index did not")
+        if flags & RENAME_EXCHANGE:
+            self.index.exchange(old, old_name, new, new_name)
+            return -1
+        if one is other:  # two hard links of one file: POSIX leaves both
+            return -1
+        replaced = self.index.move(old, old_name, new, new_name)
+        return -1 if replaced is None else self._detached(replaced)
+
+    def remove_everywhere(self, entry: Entry) -> None:
+        """Unlinks every name of an entry, on the tier and in the index, and tells the kernel."""
+        for parent, name in entry.names():
+            self.face.invalidate(parent.number, name)
+            try:
+                if isinstance(entry, Directory):
+                    self.tier.rmdir(parent.child_path(name))
+                else:
+                    self.tier.unlink(parent.child_path(name))
+            except FileNotFoundError:
+                pass
+            fd = self._detached(self.index.remove(parent, name))
+            if fd >= 0:
+                os.close(fd)
+
+    def _detached(self, entry: Entry) -> int:
+        """A name of the entry is gone from the index; the last one takes the entry along."""
+        if entry.parent is not None:
+            if entry.holding is not None:
+                self.face.publish(entry)
+            return -1
+        self.leave_order(entry)
+        holding = entry.holding
+        if holding is None:
+            self._drop_if_forgotten(entry)
+            return -1
+        if holding.in_use or self.face.withdraw(entry):
+            return -1  # whoever has it open keeps it; the rest comes with their release
+        return self._end(entry)
+
+    def leave_order(self, entry: Entry) -> None:
+        """The entry is no longer a page that may be evicted."""
+        if entry.hotter is not None:
+            self.policy.remove(entry)
+
+    def _end(self, entry: Entry) -> int:
+        self.idle.discard(entry)
+        self.drafts.discard(entry)
+        self.writing.discard(entry)
+        fd = holdings.detach(entry, self.face)
+        self._drop_if_forgotten(entry)
+        return fd
+
+    def _drop_if_forgotten(self, entry: Entry) -> None:
+        if not entry.lookups:
+            self.index.drop(entry)
+
+    def forget(self, number: int, lookups: int) -> None:
+        """The kernel no longer knows ``lookups`` of its references to a number."""
+        entry = self.index.by_number(number)
+        if entry is None:
+            return
+        entry.lookups = max(0, entry.lookups - lookups)
+        if entry.lookups == 0 and entry.parent is None and entry is not self.index.root:
+            if entry.holding is None:
+                self.index.drop(entry)
+            elif not entry.holding.in_use:
+                os.close(self._end(entry))
+
+    def abandon(self, entry: Entry) -> None:
+        """Takes all names of an entry out of the index: on the tier they mean another file already."""
+        for parent, name in entry.names():
+            self.face.invalidate(parent.number, name)
+            self.index.remove(parent, name)
+        fd = self._detached(entry)
+        if fd >= 0:
+            os.close(fd)
+
+    # Descriptors
+
+    def close_holding(self, entry: Entry) -> None:
+        """Lets go of our descriptors of an entry that nobody uses through the daemon."""
+        if entry.holding is not None:
+            holdings.close(entry, self.face)
+
+    def hold(self, entry: Entry) -> Holding:
+        """The entry's holding, opened if need be. NoSuchPage when the file has vanished."""
+        if entry.holding is None:
+            if entry.parent is None:
+                raise StalePage("the file was removed")
+            try:
+                entry.holding = Holding(self.tier.open(entry.path(), os.O_RDONLY))
+            except FileNotFoundError:
+                self.vanished(entry)
+                raise NoSuchPage(entry.path().decode(errors="backslashreplace")) from None
+            entry.holding.sized = self._is_sparse(entry.holding)
+        return entry.holding
+
+    def _is_sparse(self, holding: Holding) -> bool:
+        try:
+            return bool(self.tier.get_attribute(holding.read_fd, "sparse"))
+        except AttributeMissing:
+            return False
+
+    def _begin_writing(self, entry: Entry, write_fd: int) -> None:
+        holding = entry.holding
+        assert holding is not None
+        holding.write_fd = write_fd
+        holding.writers += 1
+        holding.epoch += 1
+        self.drafts.add(entry)
+        self.writing.add(entry)
+        self.evictor.kick()
+
+    def add_writer(self, entry: Entry) -> None:
+        """One more handle for writing of a draft."""
+        holding = self.hold(entry)
+        if holding.write_fd >= 0:
+            holding.writers += 1
+            holding.epoch += 1
+        else:
+            # Not by its name: that may mean another file by now.
+            self._begin_writing(entry, os.open(f"/proc/self/fd/{holding.read_fd}", os.O_RDWR | os.O_CLOEXEC))
+        holding.retry_until = 0.0
+
+    def remove_writer(self, entry: Entry, failure: str = "") -> None:
+        """A handle for writing is gone; after the last one the draft is sealed, or dropped for ``failure``."""
+        holding = entry.holding
+        assert holding is not None
+        holding.failure = holding.failure or failure
+        holding.writers -= 1
+        if holding.writers:
+            return
+        if not holding.failure and (self.face.take_full(entry) or self.evictor.is_full()):
+            holding.failure = "no-room"
+        self.writing.discard(entry)
+        os.close(holding.write_fd)
+        holding.write_fd = -1
+        if entry.parent is None:
+            self.settle(entry)
+            return
+        self.face.publish(entry)
+        self.sealer.schedule(entry)
+
+    def sealed(self, entry: Entry) -> None:
+        """A draft became a page."""
+        self.drafts.discard(entry)
+        self.policy.add(entry)
+        self.evictor.note_size(entry.size)
+        if entry.holding is not None:
+            self.face.publish(entry)
+
+    def settle(self, entry: Entry) -> None:
+        """Somebody let go of an entry: keep it ready, or let go of it too."""
+        holding = entry.holding
+        if holding is None or holding.in_use or holding.sealing:
+            return
+        if entry.parent is None:
+            if not self.face.opens(entry):
+                os.close(self._end(entry))
+        elif entry.state == SEALED:
+            self.idle.add(entry)
+        else:
+            self.drafts.discard(entry)
+            holdings.close(entry, self.face)
+
+    def collect_touches(self) -> None:
+        """Takes over what the channel counted: hits, and their order for the policy."""
+        for number, opens in self.face.take_touched():
+            entry = self.index.by_number(number)
+            if entry is None:
+                continue
+            self.counters.hits += opens
+            entry.hits += opens
+            self.idle.touch(entry)
+            if entry.hotter is not None:
+                self.policy.touch(entry)
+
+    # Attributes
+
+    def set_owner(self, entry: Entry, owner: Owner) -> None:
+        """Changes the shown mode, user or group."""
+        target: bytes | int = entry.path() if entry.holding is None else entry.holding.read_fd
+        self.tier.set_attribute(target, OWNER, owner.format().encode())
+        entry.owner = self.index.intern(owner)
+        if entry.holding is not None:
+            self.face.publish(entry)
+
+    def set_times(self, entry: Entry, access_ns: int, modification_ns: int) -> None:
+        if entry.holding is not None:
+            os.utime(entry.holding.read_fd, ns=(access_ns, modification_ns))
+            self.face.publish(entry)
+        else:
+            self.tier.utime(entry.path(), (access_ns, modification_ns))
+
+    @property
+    def pages(self) -> int:
+        return len(self.policy)
+
+    @property
+    def unsealed(self) -> int:
+        """Drafts that nobody writes any more and that are not pages yet."""
+        return self.sealer.waiting
+
+    def is_page(self, entry: Entry) -> bool:
+        return entry.state in (SEALED, UNCHECKED)

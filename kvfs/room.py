@@ -1,0 +1,180 @@
+"""Keeps room free: evicts the coldest pages while programs write.
+
+Programs write through the kernel, which asks nobody: so a reserve is kept free, and what statvfs says is polled
+every few milliseconds while anyone writes. Room is what the tmpfs says, pages that are unlinked but still
+mapped included.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import trio
+
+from kvfs import holding as holdings
+from kvfs.counters import LimitedLog
+from kvfs.errors import OutOfRoom
+from kvfs.index import Entry
+from kvfs.sealing import lease_is_free
+from kvfs.sizes import format_size
+
+if TYPE_CHECKING:
+    from kvfs.pool import Pool
+
+log = logging.getLogger("kvfs.room")
+
+POLL_SECONDS = 0.003
+IDLE_SECONDS = 1.0
+LEAST_RESERVE = 64 << 20
+LARGEST_RESERVE_SHARE = 0.25
+"""A small pool would otherwise be all reserve."""
+BATCH = 64
+"""Victims between two turns of the event loop."""
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)
+
+
+class Evictor:
+    """Frees DRAM by evicting pages, the coldest first."""
+
+    def __init__(self, pool: Pool, reserve_percent: float) -> None:
+        self._pool = pool
+        self._reserve_percent = reserve_percent
+        self._largest = 0
+        self._lock = trio.Lock()
+        self._wanted = trio.Event()
+        self._log = LimitedLog(log)
+        self.stuck = False
+        """Whether the last attempt found nothing more that it could free."""
+
+    def note_size(self, size: int) -> None:
+        self._largest = max(self._largest, size)
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What is kept free: 5 % (``--reserve-percent``), at least 64 MiB or the largest page seen, and at most
+        a quarter of the pool."""
+        capacity = self._pool.tier.target_bytes
+        wanted = max(int(capacity * self._reserve_percent / 100), LEAST_RESERVE, self._largest)
+        return min(wanted, int(capacity * LARGEST_RESERVE_SHARE))
+
+    def kick(self) -> None:
+        """Somebody begins to write."""
+        self._wanted.set()
+
+    def is_full(self) -> bool:
+        """Whether a writer finds no page of memory now."""
+        room = self._pool.tier.room()
+        return room.free_bytes < room.block_size
+
+    async def run(self) -> None:
+        """Keeps the reserve for as long as the mount serves."""
+        while True:
+            if self._pool.writing:
+                await trio.sleep(POLL_SECONDS)
+            else:
+                self._wanted = trio.Event()
+                with trio.move_on_after(IDLE_SECONDS):
+                    await self._wanted.wait()
+            self._pool.collect_touches()
+            await self.keep_reserve()
+
+    async def keep_reserve(self) -> None:
+        """One look at the room, and what follows from it."""
+        self._note_full_drafts()
+        missing = self.reserve_bytes - self._pool.tier.room().free_bytes
+        if missing > 0:
+            await self.free(missing)
+
+    def _note_full_drafts(self) -> None:
+        """A writer may have been refused: whether it heeds that or not, its draft is not to be trusted."""
+        if not self._pool.writing or not self.is_full():
+            return
+        for entry in self._pool.writing:
+            if entry.holding is not None and not entry.holding.failure:
+                entry.holding.failure = "no-room"
+
+    async def require(self, size: int) -> None:
+        """Makes ``size`` bytes free on top of nothing: for growth that the daemon itself allocates.
+
+        Raises OutOfRoom when that much cannot be freed now.
+        """
+        missing = size - self._pool.tier.room().free_bytes
+        if missing > 0 and await self.free(missing) < missing:
+            raise OutOfRoom(f"the pool has no room for another {format_size(size)}")
+
+    async def free(self, wanted: int) -> int:
+        """Evicts until about ``wanted`` bytes were freed; returns how many were."""
+        async with self._lock:
+            self._pool.collect_touches()
+            freed = 0
+            descriptors: list[int] = []
+            attempts = 0
+            for entry in self._pool.policy.victims():
+                if freed >= wanted:
+                    break
+                attempts += 1
+                if (size := self._evict(entry, descriptors)) > 0:
+                    freed += size
+                if attempts % BATCH == 0:
+                    await self._close(descriptors)
+                    descriptors = []
+            await self._close(descriptors)
+            self._note_stuck(freed < wanted)
+            return freed
+
+    async def _close(self, descriptors: list[int]) -> None:
+        if descriptors:
+            await trio.to_thread.run_sync(_close_all, descriptors)
+        else:
+            await trio.lowlevel.checkpoint()
+
+    def _note_stuck(self, stuck: bool) -> None:
+        if stuck and not self.stuck and self._pool.writing:
+            self._log.warning("stuck", "the pool is full and every page left is in use: writers get ENOSPC")
+        self.stuck = stuck
+
+    def _evict(self, entry: Entry, descriptors: list[int]) -> int:
+        """Evicts one page if that frees memory now; returns the bytes, and leaves the descriptor to close."""
+        pool = self._pool
+        holding = entry.holding
+        if holding is not None and (holding.in_use or pool.face.withdraw(entry)):
+            if not holding.in_use:
+                pool.face.publish(entry)
+            return 0
+        if holding is not None:
+            # Our own id and descriptor would count as users of the file.
+            pool.idle.discard(entry)
+            holdings.close(entry, pool.face)
+        try:
+            fd = pool.tier.open(entry.path(), os.O_RDWR)
+        except FileNotFoundError:
+            pool.vanished(entry)
+            return 0
+        if not lease_is_free(fd, fcntl.F_WRLCK):  # somebody maps it
+            os.close(fd)
+            return 0
+        size = os.fstat(fd).st_blocks * 512
+        pool.counters.evictions += 1
+        pool.counters.evicted_bytes += size
+        pool.remove_everywhere(entry)
+        descriptors.append(fd)
+        return size
+
+    async def shrink(self) -> None:
+        """Brings a tier that is larger than asked for down to its size, by evicting."""
+        tier = self._pool.tier
+        while tier.oversized:
+            excess = tier.room().used_bytes - tier.target_bytes
+            if excess > 0 and await self.free(excess + self.reserve_bytes) == 0:
+                raise OutOfRoom(
+                    f"the pool cannot shrink to {format_size(tier.target_bytes)}: pages of "
+                    f"{format_size(tier.room().used_bytes)} are in use"
+                )
+            tier.resize(tier.target_bytes)
