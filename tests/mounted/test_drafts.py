@@ -28,6 +28,14 @@ def write_and_stay(path: Path, data: bytes = DATA) -> int:
     return descriptor
 
 
+def write_without_end(path: Path, size: int) -> None:
+    """Write one file as large as the whole pool; it is closed normally when that fails."""
+    with open(path, "wb", buffering=0) as file:
+        done = 0
+        while done < size:
+            done += file.write(bytes(MIB))
+
+
 def vanishes(path: Path) -> None:
     wait_until(lambda: not os.path.lexists(path), 10, f"{path} has been dropped")
     assert path.name not in os.listdir(path.parent)
@@ -216,12 +224,8 @@ def test_a_draft_that_met_a_full_pool_is_dropped_and_room_comes_back(
 ) -> None:
     path = directory / "too-much"
     before = failures(mount)
-    block = bytes(MIB)
-    with pytest.raises(OSError, match="No space left") as caught, open(path, "wb", buffering=0) as file:
-        for _ in range(mount.pool_bytes // MIB + 1):
-            written = file.write(block)
-            if written < len(block):
-                file.write(block[written:])
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_without_end(path, mount.pool_bytes)
     assert caught.value.errno == errno.ENOSPC
     vanishes(path)
     assert failures(mount) > before
@@ -243,11 +247,11 @@ def test_a_page_written_in_small_pieces_is_moved_into_hugepages(mount: KvfsMount
     if not (status["hugepages"]["active"] and status["passthrough"]["active"]):
         pytest.skip("mappings through the mount consist of hugepages only with passthrough and hugepages")
     path = directory / "page"
-    with open(path, "wb", buffering=0) as file:
+    with open(path, "wb", buffering=0) as writer:
         for _ in range(16):
-            file.write(os.urandom(MIB // 2))
+            writer.write(os.urandom(MIB // 2))
     wait_sealed(path)
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+    with open(path, "rb") as reader, mmap.mmap(reader.fileno(), 0, prot=mmap.PROT_READ) as mapping:
         total = sum(mapping[offset] for offset in range(0, 8 * MIB, 4096))
         assert total >= 0
         smaps = Path("/proc/self/smaps").read_text()
