@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 PathLike = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -47,7 +47,9 @@ _HUGEPAGE = 2 << 20
 _OPENAT2 = 437
 _FSOPEN = 430
 _FSCONFIG = 431
+_FSMOUNT = 432
 _FSOPEN_CLOEXEC = 1
+_FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG = 0
 _FSCONFIG_SET_STRING = 1
 _FSCONFIG_CMD_CREATE = 6
@@ -157,22 +159,35 @@ def umount2(target: PathLike, flags: int = 0) -> None:
         raise _failure(target)
 
 
-def try_mount_option(fstype: str, option: str, value: str | None = None) -> None:
-    """Makes a filesystem with one option that is mounted nowhere and vanishes at once.
+def make_filesystem(fstype: str, options: Mapping[str, str | None]) -> int:
+    """Makes a filesystem that is mounted nowhere; it vanishes when the descriptor that is returned is closed.
 
-    Raises OSError when the kernel refuses it; the text of the error is the kernel's own where it gives one.
+    An option without a value has the value None. Raises OSError when the kernel refuses one; its text is the
+    kernel's own where it gives one.
     """
-    context = _syscall(ctypes.c_long(_FSOPEN), fstype.encode(), ctypes.c_uint(_FSOPEN_CLOEXEC))
+    context = int(_syscall(ctypes.c_long(_FSOPEN), fstype.encode(), ctypes.c_uint(_FSOPEN_CLOEXEC)))
     if context < 0:
         raise _failure()
     try:
-        if value is None:
-            _configure(context, _FSCONFIG_SET_FLAG, option.encode(), None)
-        else:
-            _configure(context, _FSCONFIG_SET_STRING, option.encode(), value.encode())
+        for option, value in options.items():
+            if value is None:
+                _configure(context, _FSCONFIG_SET_FLAG, option.encode(), None)
+            else:
+                _configure(context, _FSCONFIG_SET_STRING, option.encode(), value.encode())
         _configure(context, _FSCONFIG_CMD_CREATE, None, None)
-    finally:
+    except BaseException:
         os.close(context)
+        raise
+    return context
+
+
+def mount_detached(filesystem: int) -> int:
+    """The root directory of what ``make_filesystem`` made, to open files from; it is on no path at all."""
+    arguments = (ctypes.c_uint(_FSMOUNT_CLOEXEC), ctypes.c_uint(0))
+    fd = int(_syscall(ctypes.c_long(_FSMOUNT), ctypes.c_int(filesystem), *arguments))
+    if fd < 0:
+        raise _failure()
+    return fd
 
 
 def _configure(context: int, command: int, key: bytes | None, value: bytes | None) -> None:

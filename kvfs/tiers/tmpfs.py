@@ -70,7 +70,7 @@ def probe_options(hugepages: str, numa: str) -> Options:
     for option in filter(None, wanted):
         name, _, value = option.partition("=")
         try:
-            syscalls.try_mount_option("tmpfs", name, value or None)
+            os.close(syscalls.make_filesystem("tmpfs", {name: value or None}))
         except OSError as error:
             options.missing[option] = f"refused by Linux {os.uname().release}: {error.strerror}"
         else:

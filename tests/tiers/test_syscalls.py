@@ -90,14 +90,14 @@ def test_mount_and_umount(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_an_option_is_tried_without_mounting_anything() -> None:
+def test_a_filesystem_is_made_without_mounting_anything() -> None:
     before = Path("/proc/self/mountinfo").read_text(), len(os.listdir("/proc/self/fd"))
-    syscalls.try_mount_option("tmpfs", "size", "1m")
+    os.close(syscalls.make_filesystem("tmpfs", {"size": "1m", "noswap": None}))
     for name, value in (("no-such-option", None), ("size", "many"), ("huge", "sometimes")):
         with pytest.raises(OSError, match=r"\[Errno 22\]"):
-            syscalls.try_mount_option("tmpfs", name, value)
+            syscalls.make_filesystem("tmpfs", {"size": "1m", name: value})
     with pytest.raises(OSError, match="No such device"):
-        syscalls.try_mount_option("no-such-filesystem", "size", "1m")
+        syscalls.make_filesystem("no-such-filesystem", {})
     assert (Path("/proc/self/mountinfo").read_text(), len(os.listdir("/proc/self/fd"))) == before
 
 

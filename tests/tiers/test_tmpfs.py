@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,15 @@ from tests.tiers.conftest import mounted_tmpfs, needs_root
 
 def refuse(*refused: str) -> object:
     """A kernel that does not know these options."""
-    genuine = syscalls.try_mount_option
+    genuine = syscalls.make_filesystem
 
-    def try_mount_option(fstype: str, option: str, value: str | None = None) -> None:
-        if option in refused:
-            raise OSError(22, f"tmpfs: Unknown parameter '{option}'")
-        genuine(fstype, option, value)
+    def make_filesystem(fstype: str, options: Mapping[str, str | None]) -> int:
+        for option in options:
+            if option in refused:
+                raise OSError(22, f"tmpfs: Unknown parameter '{option}'")
+        return genuine(fstype, options)
 
-    return try_mount_option
+    return make_filesystem
 
 
 def test_memory_policy() -> None:
@@ -59,7 +61,7 @@ def test_every_option_of_this_kernel_is_usable_or_missing_with_a_reason() -> Non
 def test_what_an_old_kernel_lacks_is_left_out_and_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(syscalls, "try_mount_option", refuse("noswap", "huge"))
+    monkeypatch.setattr(syscalls, "make_filesystem", refuse("noswap", "huge"))
     options = tmpfs.probe_options("prefer", "")
     assert options.usable == ["inode64"]
     assert set(options.missing) == {"noswap", "huge=within_size"}
