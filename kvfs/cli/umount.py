@@ -41,9 +41,15 @@ def command(mountpoint: str, lazy: bool, keep: bool, state_dir: str | None) -> N
     path = mounts.resolve_mountpoint(mountpoint)
     state = find_state(path, chosen_state_dir(state_dir, os.environ))
     pid = state.daemon_pid()
-    if pid is None and _nothing_mounted(path) and state.exists():
-        _free(path, state, keep)
-        return
+    if not mounts.find(path):
+        if pid is not None:
+            raise NotMounted(
+                f"nothing is mounted at {path} any more; process {pid} serves those who opened files before "
+                "that, and ends after them"
+            )
+        if state.exists():
+            _free(path, state, keep)
+            return
     entry = require_mount(path)
     if pid is None and mounts.is_dead(path):
         _unmount(path, lazy=True)
@@ -64,10 +70,6 @@ def command(mountpoint: str, lazy: bool, keep: bool, state_dir: str | None) -> N
             raise Busy(_who_is_busy(path, entry.device)) from None
         raise
     _wait(path, state, pid, users if lazy else [])
-
-
-def _nothing_mounted(mountpoint: Path) -> bool:
-    return not mounts.find(mountpoint)
 
 
 def _free(mountpoint: Path, state: StateDirectory, keep: bool) -> None:
