@@ -7,12 +7,13 @@ import errno as numbers
 import os
 import re
 import stat
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvfs import syscalls
-from kvfs.errors import MountpointError, NotPermitted
+from kvfs.errors import MountpointError, NotPermitted, Unavailable
 
 FSTYPE = "fuse.kvfs"
 
@@ -130,17 +131,32 @@ def clear_dead(mountpoint: Path) -> bool:
             )
         if not is_dead(mountpoint):
             break
-        detach(mountpoint)
+        unmount(mountpoint, lazy=True)
         cleared = True
     return cleared
 
 
-def detach(mountpoint: Path) -> None:
-    """Takes the topmost mount off the path at once; it ends when its last user lets go."""
+def unmount(mountpoint: Path, lazy: bool = False) -> None:
+    """Takes the topmost mount off the path; ``lazy``: at once, and it ends when its last user lets go.
+
+    Whoever is not root needs fusermount3 for it. Raises OSError (EBUSY) while the mount is in use,
+    NotPermitted when it is not the caller's, and Unavailable without fusermount3.
+    """
+    if os.geteuid() == 0:
+        syscalls.umount2(mountpoint, syscalls.MNT_DETACH if lazy else 0)
+        return
+    words = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
     try:
-        syscalls.umount2(mountpoint, syscalls.MNT_DETACH)
-    except PermissionError as error:
-        raise NotPermitted(f"{mountpoint}: only root may unmount this: use sudo") from error
+        result = subprocess.run(
+            words, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        raise Unavailable("fusermount3 is not there: apt-get install fuse3, or unmount as root") from None
+    if result.returncode != 0:
+        line = result.stderr.strip().rpartition("\n")[2]
+        if os.strerror(numbers.EBUSY) in line:
+            raise OSError(numbers.EBUSY, os.strerror(numbers.EBUSY), str(mountpoint))
+        raise NotPermitted(line or f"fusermount3 could not unmount {mountpoint}")
 
 
 def holders(device: str) -> list[Holder]:

@@ -90,9 +90,9 @@ def command(mountpoint: str, file: str | None, options: tuple[str, ...], **flags
     _check_place(path, state)
     _check_machine()
     if config.foreground:
-        from kvfs import daemon
+        from kvfs.daemon import run
 
-        daemon.run(config, state)
+        run(config, state)
         return
     _start(config, state)
     _announce(config)

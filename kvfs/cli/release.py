@@ -7,10 +7,13 @@ from kvfs.state import StateDirectory
 from kvfs.tiers.dram import DramTier
 
 
-def release_state(state: StateDirectory) -> None:
-    """Deletes the DRAM of a state directory, and the directory; StateInUse while a daemon serves it."""
+def release_state(state: StateDirectory) -> bool:
+    """Deletes the DRAM of a state directory, and the directory; says whether there was one.
+
+    Raises StateInUse while a daemon serves it.
+    """
     if not state.exists():
-        return
+        return False
     state.acquire()
     try:
         if state.dram.exists():
@@ -19,3 +22,4 @@ def release_state(state: StateDirectory) -> None:
         state.remove()
     finally:
         state.release()
+    return True

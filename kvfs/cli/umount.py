@@ -5,18 +5,17 @@ from __future__ import annotations
 import errno as numbers
 import os
 import select
-import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
-from kvfs import mounts, syscalls
+from kvfs import mounts
 from kvfs.cli.control import find_state, require_mount
 from kvfs.cli.release import release_state
 from kvfs.config import chosen_state_dir
-from kvfs.errors import Busy, DaemonFailed, NotMounted, NotPermitted, Unavailable
+from kvfs.errors import Busy, DaemonFailed, KvfsError, NotMounted
 from kvfs.state import StateDirectory
 
 END_DEADLINE_SECONDS = 60.0
@@ -48,56 +47,31 @@ def command(mountpoint: str, lazy: bool, keep: bool, state_dir: str | None) -> N
                 "that, and ends after them"
             )
         if state.exists():
-            _free(path, state, keep)
+            if keep:
+                raise NotMounted(f"nothing is mounted at {path}; its DRAM is kept already")
+            release_state(state)
+            print(f"freed the DRAM that an earlier mount at {path} left behind")
             return
     entry = require_mount(path)
     if pid is None and mounts.is_dead(path):
-        _unmount(path, lazy=True)
-        if keep:
-            print(f"{path} was dead and is unmounted; its DRAM is kept for the next mount there")
-        else:
-            _free(path, state, keep)
+        mounts.unmount(path, lazy=True)
+        freed = not keep and release_state(state)
+        print(
+            f"{path} was dead and is unmounted; its DRAM is {'freed' if freed else 'kept for the next mount'}"
+        )
         return
     users = mounts.holders(entry.device)
     if keep:
         state.ask_keep()
     try:
-        _unmount(path, lazy)
-    except OSError as error:
+        mounts.unmount(path, lazy)
+    except (OSError, KvfsError) as error:
         if keep:
             state.withdraw_keep()
-        if error.errno == numbers.EBUSY:
+        if isinstance(error, OSError) and error.errno == numbers.EBUSY:
             raise Busy(_who_is_busy(path, entry.device)) from None
         raise
     _wait(path, state, pid, users if lazy else [])
-
-
-def _free(mountpoint: Path, state: StateDirectory, keep: bool) -> None:
-    if keep:
-        raise NotMounted(f"nothing is mounted at {mountpoint}; its DRAM is kept already")
-    release_state(state)
-    print(f"freed the DRAM that an earlier mount at {mountpoint} left behind")
-
-
-def _unmount(mountpoint: Path, lazy: bool) -> None:
-    """umount(2), or fusermount3 for those who are not root; OSError with EBUSY while it is in use."""
-    if os.geteuid() == 0:
-        syscalls.umount2(mountpoint, syscalls.MNT_DETACH if lazy else 0)
-        return
-    command_line = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
-    try:
-        result = subprocess.run(
-            command_line, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        raise Unavailable(
-            "fusermount3 is not there, and only root unmounts without it: apt-get install fuse3"
-        ) from None
-    if result.returncode != 0:
-        line = result.stderr.strip().rpartition("\n")[2]
-        if "busy" in line:
-            raise OSError(numbers.EBUSY, os.strerror(numbers.EBUSY), str(mountpoint))
-        raise NotPermitted(line or f"fusermount3 could not unmount {mountpoint}")
 
 
 def _who_is_busy(mountpoint: Path, device: str) -> str:
