@@ -71,6 +71,12 @@ class Face(Protocol):
     def take_touched(self) -> list[tuple[int, int]]:
         """Numbers of entries, and how often each was opened without asking the pool since the last call."""
 
+    def name_add(self, parent: int, name: bytes) -> None:
+        """The name exists from now on, in the directory with the number ``parent``."""
+
+    def name_remove(self, parent: int, name: bytes) -> None:
+        """The name no longer exists."""
+
     def invalidate(self, parent: int, name: bytes) -> None:
         """The name means something else, or nothing, from now on."""
 
@@ -94,11 +100,15 @@ class NoFace:
     def take_touched(self) -> list[tuple[int, int]]:
         return []
 
+    def name_add(self, parent: int, name: bytes) -> None: ...
+
+    def name_remove(self, parent: int, name: bytes) -> None: ...
+
     def invalidate(self, parent: int, name: bytes) -> None: ...
 
 
 class IdleHoldings:
-    """Sealed pages that nobody uses but that stay ready to be opened without the daemon, the coldest first."""
+    """Sealed pages that nobody uses but that can be opened without the daemon, the coldest first."""
 
     def __init__(self, face: Face, limit: int) -> None:
         self.face = face

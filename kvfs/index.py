@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from kvfs import policy
 from kvfs.page import Owner
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ class Entry:
         self.lookups = 0
         self.links: list[tuple[Directory, bytes]] | None = None
         self.holding: Holding | None = None
-        self.colder: Entry | None = None
-        self.hotter: Entry | None = None
+        self.colder: policy.Entry | None = None
+        self.hotter: policy.Entry | None = None
 
     @property
     def is_directory(self) -> bool:
@@ -107,6 +108,14 @@ class Directory(Entry):
         return path + b"/" + name if path else name
 
 
+class Names(Protocol):
+    """Who wants to know which names exist, each in the directory with the number ``parent``."""
+
+    def name_add(self, parent: int, name: bytes) -> None: ...
+
+    def name_remove(self, parent: int, name: bytes) -> None: ...
+
+
 class Index:
     """The tree and the numbers by which the kernel knows its entries."""
 
@@ -115,8 +124,28 @@ class Index:
         self._sizes: dict[int, int] = {}
         self._by_number: list[Entry | None] = [None] * FIRST_NUMBER
         self._free: list[int] = []
+        self._names: Names | None = None
         self.root = Directory(ROOT_NUMBER, None, b"", self.intern(owner))
         self._by_number[ROOT_NUMBER] = self.root
+
+    def tell(self, names: Names) -> None:
+        """Tells of every name now, and of every change from now on."""
+        self._names = names
+        for entry in self.entries():
+            if isinstance(entry, Directory):
+                for name in entry.children:
+                    names.name_add(entry.number, name)
+
+    def _insert(self, parent: Directory, name: bytes, entry: Entry) -> None:
+        parent.children[name] = entry
+        if self._names is not None:
+            self._names.name_add(parent.number, name)
+
+    def _take(self, parent: Directory, name: bytes) -> Entry:
+        entry = parent.children.pop(name)
+        if self._names is not None:
+            self._names.name_remove(parent.number, name)
+        return entry
 
     def intern(self, owner: Owner) -> Owner:
         """One object for all entries of the same owner and mode."""
@@ -157,7 +186,7 @@ class Index:
             self._by_number.append(entry)
         else:
             self._by_number[number] = entry
-        parent.children[name] = entry
+        self._insert(parent, name, entry)
         return entry
 
     def add_link(self, entry: Entry, parent: Directory, name: bytes) -> None:
@@ -166,11 +195,11 @@ class Index:
             entry.parent, entry.name = parent, name
         else:
             entry.links = [*(entry.links or []), (parent, name)]
-        parent.children[name] = entry
+        self._insert(parent, name, entry)
 
     def remove(self, parent: Directory, name: bytes) -> Entry:
         """Takes a name away. The entry keeps its number until `drop` is called."""
-        entry = parent.children.pop(name)
+        entry = self._take(parent, name)
         if entry.parent is parent and entry.name == name:
             if entry.links:
                 entry.parent, entry.name = entry.links[0]
@@ -184,9 +213,9 @@ class Index:
     def move(self, old: Directory, old_name: bytes, new: Directory, new_name: bytes) -> Entry | None:
         """Renames, replacing what has the new name; returns the replaced entry."""
         replaced = self.remove(new, new_name) if new_name in new.children else None
-        moved = old.children.pop(old_name)
+        moved = self._take(old, old_name)
         self._rename_link(moved, (old, old_name), (new, new_name))
-        new.children[new_name] = moved
+        self._insert(new, new_name, moved)
         return replaced
 
     def exchange(self, one: Directory, one_name: bytes, other: Directory, other_name: bytes) -> None:

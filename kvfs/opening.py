@@ -37,7 +37,7 @@ COPY_CHUNK = 8 << 20
 
 
 class Openings:
-    """What an open or a change of size means for an entry. Every method that awaits looks again afterwards."""
+    """What an open or a change of size means for an entry. What awaits looks again afterwards."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool

@@ -63,6 +63,7 @@ class Pool:
     def attach_face(self, face: Face) -> None:
         """From now on the kernel asks; before, nothing may be held."""
         self.face = self.idle.face = face
+        self.index.tell(face)
 
     # What exists
 
@@ -294,7 +295,7 @@ class Pool:
         holding.retry_until = 0.0
 
     def remove_writer(self, entry: Entry, failure: str = "") -> None:
-        """A handle for writing is gone; after the last one the draft is sealed, or dropped for ``failure``."""
+        """A handle for writing is gone; after the last one the draft is sealed, or dropped (``failure``)."""
         holding = entry.holding
         assert holding is not None
         holding.failure = holding.failure or failure

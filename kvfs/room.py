@@ -1,8 +1,8 @@
 """Keeps room free: evicts the coldest pages while programs write.
 
-Programs write through the kernel, which asks nobody: so a reserve is kept free, and what statvfs says is polled
-every few milliseconds while anyone writes. Room is what the tmpfs says, pages that are unlinked but still
-mapped included.
+Programs write through the kernel, which asks nobody: so a reserve is kept free, and what statvfs says is
+polled every few milliseconds while anyone writes. Room is what the tmpfs says, of bytes and of inodes; pages
+that are unlinked but still mapped count as used.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ IDLE_SECONDS = 1.0
 LEAST_RESERVE = 64 << 20
 LARGEST_RESERVE_SHARE = 0.25
 """A small pool would otherwise be all reserve."""
+INODE_RESERVE_PART = 64
+"""So many inodes of all are kept free: every new file needs one, the smallest too."""
 BATCH = 64
 """Victims between two turns of the event loop."""
 
@@ -58,8 +60,8 @@ class Evictor:
 
     @property
     def reserve_bytes(self) -> int:
-        """What is kept free: 5 % (``--reserve-percent``), at least 64 MiB or the largest page seen, and at most
-        a quarter of the pool."""
+        """What is kept free: 5 % (``--reserve-percent``), at least 64 MiB or the largest page seen, and at
+        most a quarter of the pool."""
         capacity = self._pool.tier.target_bytes
         wanted = max(int(capacity * self._reserve_percent / 100), LEAST_RESERVE, self._largest)
         return min(wanted, int(capacity * LARGEST_RESERVE_SHARE))
@@ -88,9 +90,11 @@ class Evictor:
     async def keep_reserve(self) -> None:
         """One look at the room, and what follows from it."""
         self._note_full_drafts()
-        missing = self.reserve_bytes - self._pool.tier.room().free_bytes
-        if missing > 0:
-            await self.free(missing)
+        room = self._pool.tier.room()
+        missing_bytes = self.reserve_bytes - room.free_bytes
+        missing_inodes = room.total_inodes // INODE_RESERVE_PART - room.free_inodes
+        if missing_bytes > 0 or missing_inodes > 0:
+            await self.free(missing_bytes, missing_inodes)
 
     def _note_full_drafts(self) -> None:
         """A writer may have been refused: whether it heeds that or not, its draft is not to be trusted."""
@@ -109,24 +113,24 @@ class Evictor:
         if missing > 0 and await self.free(missing) < missing:
             raise OutOfRoom(f"the pool has no room for another {format_size(size)}")
 
-    async def free(self, wanted: int) -> int:
-        """Evicts until about ``wanted`` bytes were freed; returns how many were."""
+    async def free(self, wanted: int, wanted_inodes: int = 0) -> int:
+        """Evicts until about ``wanted`` bytes and inodes were freed; returns how many bytes were."""
         async with self._lock:
             self._pool.collect_touches()
             freed = 0
             descriptors: list[int] = []
-            attempts = 0
-            for entry in self._pool.policy.victims():
-                if freed >= wanted:
+            freed_inodes = 0
+            for attempt, entry in enumerate(self._pool.policy.victims(), 1):
+                if freed >= wanted and freed_inodes >= wanted_inodes:
                     break
-                attempts += 1
-                if (size := self._evict(entry, descriptors)) > 0:
+                if (size := self._evict(entry, descriptors)) >= 0:
                     freed += size
-                if attempts % BATCH == 0:
+                    freed_inodes += 1
+                if attempt % BATCH == 0:
                     await self._close(descriptors)
                     descriptors = []
             await self._close(descriptors)
-            self._note_stuck(freed < wanted)
+            self._note_stuck(freed < wanted or freed_inodes < wanted_inodes)
             return freed
 
     async def _close(self, descriptors: list[int]) -> None:
@@ -141,13 +145,13 @@ class Evictor:
         self.stuck = stuck
 
     def _evict(self, entry: Entry, descriptors: list[int]) -> int:
-        """Evicts one page if that frees memory now; returns the bytes, and leaves the descriptor to close."""
+        """Evicts one page if that frees memory now: its bytes, and the descriptor to close; -1 if not."""
         pool = self._pool
         holding = entry.holding
         if holding is not None and (holding.in_use or pool.face.withdraw(entry)):
             if not holding.in_use:
                 pool.face.publish(entry)
-            return 0
+            return -1
         if holding is not None:
             # Our own id and descriptor would count as users of the file.
             pool.idle.discard(entry)
@@ -156,10 +160,10 @@ class Evictor:
             fd = pool.tier.open(entry.path(), os.O_RDWR)
         except FileNotFoundError:
             pool.vanished(entry)
-            return 0
+            return -1
         if not lease_is_free(fd, fcntl.F_WRLCK):  # somebody maps it
             os.close(fd)
-            return 0
+            return -1
         size = os.fstat(fd).st_blocks * 512
         pool.counters.evictions += 1
         pool.counters.evicted_bytes += size

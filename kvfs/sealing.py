@@ -1,7 +1,7 @@
 """How a draft becomes a page: nobody writes it any more, its digest is stored.
 
-Nothing tells of the end of a writable mapping, so a lease on the file is tried until it is granted: the kernel
-grants a read lease only on a file that nobody has open or mapped for writing.
+Nothing tells of the end of a writable mapping, so a lease on the file is tried until it is granted: the
+kernel grants a read lease only on a file that nobody has open or mapped for writing.
 """
 
 from __future__ import annotations

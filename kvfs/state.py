@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvfs.config import Config, from_json, to_json
-from kvfs.errors import ConfigError, NotPermitted, StateInUse
+from kvfs.errors import ConfigError, NotPermitted, StateInUse, Unavailable
 from kvfs.mounts import escape_path
 from kvfs.settings import default_state_dir
 
@@ -59,17 +59,25 @@ class StateDirectory:
     def create(self) -> bool:
         """Makes the directory, and its parents, for the caller alone; says whether it was missing.
 
-        Raises NotPermitted when somebody else's directory, or a symlink, has the name.
+        Raises NotPermitted when somebody else could reach into it: by owning it or the directory it is in, or
+        through a symlink. Raises Unavailable when it cannot be made.
         """
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        advice = "choose another with --state-dir"
         try:
-            self.path.mkdir(mode=0o700)
-            created = True
-        except FileExistsError:
-            created = False
-        status = os.lstat(self.path)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            created = not self.path.exists()
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            parent, status = os.stat(self.path.parent), os.lstat(self.path)
+        except PermissionError as error:
+            raise NotPermitted(f"{error.filename} cannot be made by you: use sudo, or {advice}") from None
+        except FileNotFoundError:
+            raise  # the last holder removes it at this moment: acquire() tries again
+        except OSError as error:
+            raise Unavailable(f"{self.path} cannot be made: {error.strerror}; {advice}") from None
+        if parent.st_uid not in (0, os.geteuid()):
+            raise NotPermitted(f"{self.path.parent} belongs to somebody else: {advice}")
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            raise NotPermitted(f"{self.path} is not a directory of yours: choose another with --state-dir")
+            raise NotPermitted(f"{self.path} is not a directory of yours: {advice}")
         return created
 
     def acquire(self) -> None:
@@ -83,7 +91,9 @@ class StateDirectory:
             except FileNotFoundError:
                 continue  # the last holder removed the directory just now
             except PermissionError as error:
-                raise NotPermitted(f"{self.path}: {error.strerror}: use sudo, or --state-dir") from error
+                raise NotPermitted(
+                    f"{error.filename} cannot be opened by you: use sudo, or --state-dir"
+                ) from None
             try:
                 fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
                 if not self._is_lock_file(descriptor):

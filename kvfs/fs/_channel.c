@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -203,6 +204,32 @@ static PyObject *channel_opens(ChannelObject *self, PyObject *node) { return wit
 static PyObject *channel_take_full(ChannelObject *self, PyObject *node) { return with_record(self, node, take_full); }
 static PyObject *channel_forget(ChannelObject *self, PyObject *node) { return with_record(self, node, take_forgotten); }
 
+static PyObject *channel_name_add(ChannelObject *self, PyObject *args) {
+    unsigned long long parent;
+    const char *name;
+    Py_ssize_t length;
+    if (!PyArg_ParseTuple(args, "Ky#", &parent, &name, &length))
+        return NULL;
+    pthread_mutex_lock(&self->channel->lock);
+    bool added = names_add(&self->channel->names, parent, name, (size_t)length);
+    pthread_mutex_unlock(&self->channel->lock);
+    if (!added)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *channel_name_remove(ChannelObject *self, PyObject *args) {
+    unsigned long long parent;
+    const char *name;
+    Py_ssize_t length;
+    if (!PyArg_ParseTuple(args, "Ky#", &parent, &name, &length))
+        return NULL;
+    pthread_mutex_lock(&self->channel->lock);
+    names_remove(&self->channel->names, parent, name, (size_t)length);
+    pthread_mutex_unlock(&self->channel->lock);
+    Py_RETURN_NONE;
+}
+
 static PyObject *channel_take_touched(ChannelObject *self, PyObject *Py_UNUSED(ignored)) {
     struct channel *channel = self->channel;
     PyObject *list = PyList_New(0);
@@ -305,6 +332,7 @@ static PyObject *get_passthrough_active(ChannelObject *self, void *Py_UNUSED(clo
 static void channel_dealloc(ChannelObject *self) {
     /* The threads use the structure for as long as they run: without stop() it is left to the end of the process. */
     if (self->channel && !self->channel->started) {
+        free(self->channel->names.slots);
         munmap(self->channel->table, self->channel->table_size * sizeof(struct record));
         PyMem_RawFree(self->channel);
     }
@@ -322,6 +350,8 @@ static PyMethodDef methods[] = {
     {"opens", (PyCFunction)channel_opens, METH_O, "opens(node) -> handles given natively and still open"},
     {"take_full", (PyCFunction)channel_take_full, METH_O, "take_full(node) -> whether a write found no room"},
     {"forget", (PyCFunction)channel_forget, METH_O, "forget(node): clear the record"},
+    {"name_add", (PyCFunction)channel_name_add, METH_VARARGS, "name_add(parent, name): the name exists"},
+    {"name_remove", (PyCFunction)channel_name_remove, METH_VARARGS, "name_remove(parent, name): it no longer does"},
     {"take_touched", (PyCFunction)channel_take_touched, METH_NOARGS, "take_touched() -> [(node, opens)]"},
     {"set_limits", (PyCFunction)channel_set_limits, METH_VARARGS,
      "set_limits(file_bytes, write_budget): the budget is unlimited if negative"},

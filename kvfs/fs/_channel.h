@@ -1,7 +1,8 @@
-/* The channel between /dev/fuse and libfuse: what its three C files share.
+/* The channel between /dev/fuse and libfuse: what its four C files share.
  *
  * _channel.c          the Python type: filling the table, backing ids, notifications, the end
  * _channel_answers.c  kernel -> libfuse: what is answered here, from the table, without Python
+ * _channel_names.c    which names exist, so that a look-up of another one is answered there too
  * _channel_replies.c  libfuse -> kernel: what is added to replies on their way
  */
 #ifndef KVFS_CHANNEL_H
@@ -39,6 +40,12 @@ struct channel_init_out {
     uint32_t flags2, max_stack_depth;
     uint16_t request_timeout, unused[11];
 };
+
+/* Numbers below the first entry's, but for the root's, are control files, whose names are not in the set. */
+#define CHANNEL_ROOT 1u
+#define CHANNEL_FIRST_ENTRY 16u
+#define CHANNEL_CONTROL_NAME ".kvfs"
+#define CHANNEL_NAME_MAX 255u
 
 /* A file handle given by the channel itself carries this bit and the node number. */
 #define CHANNEL_NATIVE_HANDLE (UINT64_C(1) << 63)
@@ -79,6 +86,15 @@ struct pending_reply {
     bool read_only;
 };
 
+/* See _channel_names.c. Guarded by channel.lock. */
+struct names {
+    uint64_t *slots, slot_count, used;
+};
+
+bool names_add(struct names *names, uint64_t parent, const char *name, size_t length);
+void names_remove(struct names *names, uint64_t parent, const char *name, size_t length);
+bool names_has(const struct names *names, uint64_t parent, const char *name, size_t length);
+
 struct channel {
     int device, inner, outer, tier, ended_event;
     bool passthrough_wanted, statfs_wanted, started;
@@ -86,6 +102,7 @@ struct channel {
     pthread_mutex_t lock;
     struct record *table;
     uint64_t table_size;
+    struct names names;
     uint64_t touched[CHANNEL_TOUCHED_SLOTS];
     uint32_t touched_count;
     struct pending_reply pending[CHANNEL_PENDING];

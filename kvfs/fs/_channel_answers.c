@@ -117,6 +117,24 @@ static bool answer_open(struct channel *channel, struct request *request) {
     return answered;
 }
 
+static bool answer_lookup(struct channel *channel, struct request *request) {
+    const char *name = request->body;
+    size_t length = strnlen(name, request->body_length);
+    uint64_t parent = request->header->nodeid;
+    if (parent < CHANNEL_FIRST_ENTRY && (parent != CHANNEL_ROOT || strcmp(name, CHANNEL_CONTROL_NAME) == 0))
+        return false;
+    if (length > CHANNEL_NAME_MAX)
+        return false;
+    pthread_mutex_lock(&channel->lock);
+    bool exists = names_has(&channel->names, parent, name, length);
+    pthread_mutex_unlock(&channel->lock);
+    if (exists)
+        return false;
+    struct fuse_entry_out out = {.nodeid = 0, .entry_valid = CHANNEL_CACHE_SECONDS};
+    channel_reply(channel, request->header->unique, 0, &out, sizeof out);
+    return true;
+}
+
 static bool answer_getattr(struct channel *channel, struct request *request) {
     struct fuse_attr_out out = {0};
     struct stat status;
@@ -323,6 +341,7 @@ static bool answer_getxattr(struct channel *channel, struct request *request) {
 /* Bodies shorter than their structures do not come from a kernel that speaks this protocol. */
 static size_t body_required(uint32_t opcode) {
     switch (opcode) {
+    case FUSE_LOOKUP: return 2; /* a name and its end */
     case FUSE_OPEN: return sizeof(struct fuse_open_in);
     case FUSE_RELEASE: return sizeof(struct fuse_release_in);
     case FUSE_FLUSH: return sizeof(struct fuse_flush_in);
@@ -339,6 +358,7 @@ static size_t body_required(uint32_t opcode) {
 
 static bool answer(struct channel *channel, struct request *request, char *buffer) {
     switch (request->header->opcode) {
+    case FUSE_LOOKUP: return answer_lookup(channel, request);
     case FUSE_OPEN: return answer_open(channel, request);
     case FUSE_GETATTR: return answer_getattr(channel, request);
     case FUSE_RELEASE: return answer_release(channel, request);

@@ -136,6 +136,12 @@ class KernelChannel:
     def take_full(self, entry: Entry) -> bool:
         return self._native.take_full(entry.number)
 
+    def name_add(self, parent: int, name: bytes) -> None:
+        self._native.name_add(parent, name)
+
+    def name_remove(self, parent: int, name: bytes) -> None:
+        self._native.name_remove(parent, name)
+
     def take_touched(self) -> list[tuple[int, int]]:
         return self._native.take_touched()
 
@@ -144,7 +150,7 @@ class KernelChannel:
 
 
 def raise_descriptor_limit() -> int:
-    """Lets this process open as many files as it may; returns how many. Ready pages hold a descriptor each."""
+    """Lets this process open as many files as it may; returns how many. A ready page holds one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(

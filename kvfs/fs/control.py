@@ -1,4 +1,4 @@
-"""The hidden directory .kvfs: what the daemon tells of itself. A lookup finds it, a listing does not show it."""
+"""The hidden directory .kvfs, in which the daemon tells of itself: listings leave it out."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Files:
             self._openings.close_reading(handle.entry)
 
     def _release_native(self, number: int) -> None:
-        """A handle that the channel gave, of an entry that was withdrawn since: the channel has counted it."""
+        """A handle that the channel gave, of an entry withdrawn since: the channel has counted it."""
         entry = self._pool.index.by_number(number)
         if entry is not None:
             self._pool.settle(entry)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 log = logging.getLogger("kvfs.invalidation")
 
 QUEUE_LIMIT = 1 << 16
+_EXPECTED = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN)
+"""The kernel does not know the name, or the mount is ending."""
 
 
 class Invalidations:
@@ -61,12 +63,5 @@ class Invalidations:
             try:
                 self._tell(parent, name)
             except OSError as error:
-                # ENOENT: the kernel does not know the name. ENODEV and ENOTCONN: the mount is ending.
-                if error.errno not in (
-                    errno.ENOENT,
-                    errno.ENODEV,
-                    errno.ENOTCONN,
-                    errno.ENOTDIR,
-                    errno.EBADF,
-                ):
+                if error.errno not in _EXPECTED:
                     log.warning("the kernel could not be told of a changed name: %s", error.strerror)

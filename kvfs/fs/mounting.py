@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import stat
@@ -96,7 +97,7 @@ def _mount_with_helper(mountpoint: Path, options: tuple[str, ...]) -> int:
 
 
 def find_device(mountpoint: Path) -> str:
-    """The mount's device, "major:minor", which names its connection and its read-ahead; "" when it is gone."""
+    """The mount's device, "major:minor", by which /sys knows it; "" when it is gone."""
     entries = [entry for entry in mounts.find(mountpoint) if entry.fstype == mounts.FSTYPE]
     return entries[-1].device if entries else ""
 
@@ -115,11 +116,10 @@ def unmount(mountpoint: Path, lazy: bool = False) -> None:
     if os.geteuid() == 0:
         syscalls.umount2(mountpoint, syscalls.MNT_DETACH if lazy else 0)
         return
-    subprocess.run(
-        ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(mountpoint)],
-        check=True,
-        capture_output=True,
-    )
+    arguments = ["-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
+    result = subprocess.run(["fusermount3", *arguments], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise OSError(errno.EBUSY, result.stderr.strip().rpartition("\n")[2], str(mountpoint))
 
 
 def abort(device: str) -> None:

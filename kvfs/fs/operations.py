@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Sequence
 
 import pyfuse3
 from pyfuse3 import FUSEError, InodeT
@@ -20,8 +21,6 @@ from kvfs.page import Owner
 from kvfs.pool import Pool
 
 NAME_MAX = 255
-LISTING_FIRST = 2
-"""Listing positions 0 and 1 stand before "." and "..", which the kernel supplies by itself with readdirplus."""
 
 
 @guard
@@ -91,7 +90,7 @@ class Operations(pyfuse3.Operations):
             raise FUSEError(errno.ENAMETOOLONG)
         return missing_entry()
 
-    async def forget(self, inode_list: list[tuple[InodeT, int]]) -> None:
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         for number, lookups in inode_list:
             if not self._control.is_control(number):
                 self._pool.forget(number, lookups)

@@ -25,7 +25,7 @@ class _StatusCollector(Collector):
             ("capacity_bytes", "Bytes that the tier can hold.", dram["capacity_bytes"]),
             (
                 "used_bytes",
-                "Bytes in use, unlinked pages that are still mapped included.",
+                "Bytes in use, those of unlinked but mapped pages included.",
                 dram["used_bytes"],
             ),
             ("reserve_bytes", "Bytes kept free for writers.", dram["reserve_bytes"]),
@@ -58,9 +58,7 @@ class _StatusCollector(Collector):
             for reason, count in status[name].items():
                 family.add_metric([reason], count)
             yield family
-        requests = CounterMetricFamily(
-            "kvfs_requests", "Requests of the kernel, by who answered.", labels=["by"]
-        )
+        requests = CounterMetricFamily("kvfs_requests", "Requests, by who answered.", labels=["by"])
         requests.add_metric(["channel"], status["requests"]["answered"])
         requests.add_metric(["python"], status["requests"]["forwarded"])
         yield requests
