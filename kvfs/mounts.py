@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno as numbers
+import hashlib
 import os
 import re
 import stat
@@ -16,6 +17,10 @@ from kvfs import syscalls
 from kvfs.errors import MountpointError, NotPermitted, Unavailable
 
 FSTYPE = "fuse.kvfs"
+
+# Room for what is put around the name of a state directory, within the 255 bytes of a file name.
+_LONGEST_NAME = 200
+_DIGEST_LENGTH = 16
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
@@ -93,11 +98,17 @@ def resolve_mountpoint(text: str | os.PathLike[str]) -> Path:
 
 
 def escape_path(path: Path) -> str:
-    """An absolute path as one file name, the way systemd names mount units: /mnt/kv-a is "mnt-kv\\x2da"."""
+    """An absolute path as one file name, the way systemd names mount units: /mnt/kv-a is "mnt-kv\\x2da".
+
+    What would be too long for a file name is cut, and told apart by a digest.
+    """
     parts = [part for part in os.fsencode(path).split(b"/") if part]
     if not parts:
         return "-"
     escaped = "-".join("".join(_escape_byte(byte) for byte in part) for part in parts)
+    if len(escaped) > _LONGEST_NAME:
+        digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:_DIGEST_LENGTH]
+        escaped = f"{escaped[: _LONGEST_NAME - _DIGEST_LENGTH - 1]}_{digest}"
     return "\\x2e" + escaped[1:] if escaped.startswith(".") else escaped
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.config import Memory, load_config
-from kvfs.errors import NotPermitted, StateInUse
+from kvfs.errors import NotPermitted, StateInUse, Unavailable
 from kvfs.mounts import escape_path
 from kvfs.state import LOG_LIMIT_BYTES, StateDirectory, all_states
 
@@ -49,6 +49,12 @@ def test_names_are_those_of_systemd(path: str, name: str) -> None:
     assert escape_path(Path(path)) == name
 
 
+def test_long_names_are_cut_and_still_differ(tmp_path: Path) -> None:
+    names = {escape_path(Path("/mnt") / ("ä" * 200) / last) for last in ("a", "b")}
+    assert len(names) == 2
+    assert all(len(name) == 200 for name in names)
+
+
 def test_one_process_holds_it_and_is_known(state: StateDirectory) -> None:
     assert state.daemon_pid() is None
     with hold(state) as process:
@@ -80,6 +86,20 @@ def test_somebody_elses_directory_is_refused(state: StateDirectory, tmp_path: Pa
     state.path.symlink_to(tmp_path / "trap")
     with pytest.raises(NotPermitted, match="not a directory of yours"):
         state.acquire()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_directory_inside_somebody_elses_is_refused(state: StateDirectory) -> None:
+    state.path.parent.mkdir()
+    os.chown(state.path.parent, 12345, 12345)
+    with pytest.raises(NotPermitted, match="belongs to somebody else"):
+        state.create()
+
+
+def test_a_place_that_cannot_hold_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match="cannot be made"):
+        StateDirectory.for_mountpoint(Path("/mnt/kv"), tmp_path / "file").create()
 
 
 def test_whoever_waited_for_a_removed_lock_starts_afresh(state: StateDirectory) -> None:
