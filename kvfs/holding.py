@@ -65,8 +65,9 @@ class Face(Protocol):
     def opens(self, entry: Entry) -> int:
         """Handles that were given without asking the pool and are still open."""
 
-    def take_full(self, entry: Entry) -> bool:
-        """Whether a write to the entry was refused for want of room since the last call."""
+    def take_marks(self, entry: Entry) -> tuple[bool, bool]:
+        """What happened to a draft without asking the pool since the last call: whether a write was refused
+        for want of room, and whether a program allocated it or punched holes into it."""
 
     def take_touched(self) -> list[tuple[int, int]]:
         """Numbers of entries, and how often each was opened without asking the pool since the last call."""
@@ -94,8 +95,8 @@ class NoFace:
     def opens(self, entry: Entry) -> int:
         return 0
 
-    def take_full(self, entry: Entry) -> bool:
-        return False
+    def take_marks(self, entry: Entry) -> tuple[bool, bool]:
+        return False, False
 
     def take_touched(self) -> list[tuple[int, int]]:
         return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import time
 
 import trio
 
@@ -28,6 +29,15 @@ log = logging.getLogger("kvfs.pool")
 
 INLINE_CLOSE_BYTES = 1 << 20
 """Freeing more memory than this is left to a thread."""
+
+
+def removed_status(owner: Owner) -> os.stat_result:
+    """What fstat shows of a directory, fifo or socket that is open and has no name any more."""
+    now = time.time_ns()
+    seconds = now // 10**9
+    fields = (owner.mode, 0, 0, 0, owner.uid, owner.gid, 0, seconds, seconds, seconds)
+    times = dict.fromkeys(("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), now)
+    return os.stat_result(fields, {"st_blocks": 0, "st_blksize": 4096, **times})
 
 
 class Pool:
@@ -72,6 +82,8 @@ class Pool:
         if entry.holding is not None:
             return os.fstat(entry.holding.read_fd)
         if entry is not self.index.root and entry.parent is None:
+            if entry.state == OTHER:
+                return removed_status(entry.owner)
             raise StalePage(f"entry {entry.number} has no name any more")
         try:
             return self.tier.stat(entry.path())
@@ -302,7 +314,9 @@ class Pool:
         holding.writers -= 1
         if holding.writers:
             return
-        if not holding.failure and (self.face.take_full(entry) or self.evictor.is_full()):
+        was_full, sized = self.face.take_marks(entry)
+        holding.sized = holding.sized or sized
+        if not holding.failure and (was_full or self.evictor.is_full()):
             holding.failure = "no-room"
         self.writing.discard(entry)
         os.close(holding.write_fd)

@@ -155,7 +155,7 @@ static PyObject *channel_publish(ChannelObject *self, PyObject *args) {
         record->mode = mode;
         record->uid = uid;
         record->gid = gid;
-        record->flags = (record->flags & (RECORD_FULL | RECORD_TOUCHED)) | RECORD_KNOWN | (sealed ? RECORD_SEALED : 0);
+        record->flags = (record->flags & (RECORD_FULL | RECORD_SIZED | RECORD_TOUCHED)) | RECORD_KNOWN | (sealed ? RECORD_SEALED : 0);
     }
     pthread_mutex_unlock(&self->channel->lock);
     if (!record) {
@@ -185,10 +185,10 @@ static PyObject *take_withdrawn(struct record *record) {
 
 static PyObject *take_opens(struct record *record) { return PyLong_FromUnsignedLong(record->opens); }
 
-static PyObject *take_full(struct record *record) {
-    bool full = record->flags & RECORD_FULL;
-    record->flags &= ~RECORD_FULL;
-    return PyBool_FromLong(full);
+static PyObject *take_marks(struct record *record) {
+    uint32_t flags = record->flags;
+    record->flags &= ~(RECORD_FULL | RECORD_SIZED);
+    return Py_BuildValue("(NN)", PyBool_FromLong(flags & RECORD_FULL), PyBool_FromLong(flags & RECORD_SIZED));
 }
 
 static PyObject *take_forgotten(struct record *record) {
@@ -201,7 +201,7 @@ static PyObject *take_forgotten(struct record *record) {
 
 static PyObject *channel_withdraw(ChannelObject *self, PyObject *node) { return with_record(self, node, take_withdrawn); }
 static PyObject *channel_opens(ChannelObject *self, PyObject *node) { return with_record(self, node, take_opens); }
-static PyObject *channel_take_full(ChannelObject *self, PyObject *node) { return with_record(self, node, take_full); }
+static PyObject *channel_take_marks(ChannelObject *self, PyObject *node) { return with_record(self, node, take_marks); }
 static PyObject *channel_forget(ChannelObject *self, PyObject *node) { return with_record(self, node, take_forgotten); }
 
 static PyObject *channel_name_add(ChannelObject *self, PyObject *args) {
@@ -348,7 +348,8 @@ static PyMethodDef methods[] = {
      "publish(node, read_fd, write_fd, backing_id, sealed, mode, uid, gid)"},
     {"withdraw", (PyCFunction)channel_withdraw, METH_O, "withdraw(node) -> handles given natively and still open"},
     {"opens", (PyCFunction)channel_opens, METH_O, "opens(node) -> handles given natively and still open"},
-    {"take_full", (PyCFunction)channel_take_full, METH_O, "take_full(node) -> whether a write found no room"},
+    {"take_marks", (PyCFunction)channel_take_marks, METH_O,
+     "take_marks(node) -> (whether a write found no room, whether fallocate gave a size)"},
     {"forget", (PyCFunction)channel_forget, METH_O, "forget(node): clear the record"},
     {"name_add", (PyCFunction)channel_name_add, METH_VARARGS, "name_add(parent, name): the name exists"},
     {"name_remove", (PyCFunction)channel_name_remove, METH_VARARGS, "name_remove(parent, name): it no longer does"},

@@ -62,13 +62,14 @@ struct channel_init_out {
 #define CHANNEL_CACHE_SECONDS 3600u
 
 enum record_flags {
-    RECORD_KNOWN = 1u << 0,  /* fd, owner and mode are valid: GETATTR is answered here */
-    RECORD_SEALED = 1u << 1, /* an open for reading is answered here */
-    RECORD_FULL = 1u << 2,   /* a write through the daemon was refused for want of room */
-    RECORD_TOUCHED = 1u << 3 /* it is in the list of touched nodes */
+    RECORD_KNOWN = 1u << 0,   /* fd, owner and mode are valid: GETATTR is answered here */
+    RECORD_SEALED = 1u << 1,  /* an open for reading is answered here */
+    RECORD_FULL = 1u << 2,    /* a write through the daemon was refused for want of room */
+    RECORD_TOUCHED = 1u << 3, /* it is in the list of touched nodes */
+    RECORD_SIZED = 1u << 4    /* fallocate gave it its size or punched holes */
 };
 
-/* One node. Guarded by channel.lock; written by Python except for opens, hits and the last two flags. */
+/* One node. Guarded by channel.lock; written by Python except for opens, hits and the last three flags. */
 struct record {
     int32_t backing_id; /* 0: none, the kernel sends READ and WRITE */
     int32_t read_fd;

@@ -229,11 +229,11 @@ static bool answer_read(struct channel *channel, struct request *request, char *
     return true;
 }
 
-static void note_full(struct channel *channel, uint64_t nodeid) {
+static void mark(struct channel *channel, uint64_t nodeid, uint32_t flag) {
     pthread_mutex_lock(&channel->lock);
     struct record *record = channel_record(channel, nodeid);
     if (record)
-        record->flags |= RECORD_FULL;
+        record->flags |= flag;
     pthread_mutex_unlock(&channel->lock);
 }
 
@@ -270,7 +270,7 @@ static bool answer_write(struct channel *channel, struct request *request) {
             done += part;
     }
     if (error == ENOSPC)
-        note_full(channel, request->header->nodeid);
+        mark(channel, request->header->nodeid, RECORD_FULL);
     struct fuse_write_out out = {(uint32_t)done, 0};
     if (error && !done)
         channel_reply(channel, request->header->unique, -error, NULL, 0);
@@ -306,8 +306,8 @@ static bool answer_fallocate(struct channel *channel, struct request *request) {
         error = ENOSPC;
     else if (fallocate(fd, (int)in->mode, (off_t)in->offset, (off_t)in->length) != 0)
         error = errno;
-    if (error == ENOSPC)
-        note_full(channel, request->header->nodeid);
+    if (!error || error == ENOSPC)
+        mark(channel, request->header->nodeid, error ? RECORD_FULL : RECORD_SIZED);
     channel_reply(channel, request->header->unique, -error, NULL, 0);
     return true;
 }

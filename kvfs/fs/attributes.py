@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from typing import TYPE_CHECKING
 
 import pyfuse3
@@ -57,6 +58,14 @@ def missing_entry() -> pyfuse3.EntryAttributes:
     attributes.st_ino = pyfuse3.InodeT(0)
     attributes.entry_timeout = CACHE_SECONDS
     return attributes
+
+
+def without_privileges(mode: int) -> int:
+    """The mode of a file after a change of owner."""
+    if stat.S_ISDIR(mode):
+        return mode
+    mode &= ~stat.S_ISUID
+    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP else mode
 
 
 class ExtendedAttributes:

@@ -133,8 +133,8 @@ class KernelChannel:
     def opens(self, entry: Entry) -> int:
         return self._native.opens(entry.number)
 
-    def take_full(self, entry: Entry) -> bool:
-        return self._native.take_full(entry.number)
+    def take_marks(self, entry: Entry) -> tuple[bool, bool]:
+        return self._native.take_marks(entry.number)
 
     def name_add(self, parent: int, name: bytes) -> None:
         self._native.name_add(parent, name)

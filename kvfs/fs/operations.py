@@ -12,7 +12,12 @@ from pyfuse3 import FUSEError, InodeT
 
 from kvfs.errors import AttributeMissing, StalePage
 from kvfs.fs import control
-from kvfs.fs.attributes import ExtendedAttributes, entry_attributes, missing_entry
+from kvfs.fs.attributes import (
+    ExtendedAttributes,
+    entry_attributes,
+    missing_entry,
+    without_privileges,
+)
 from kvfs.fs.control import ControlFiles
 from kvfs.fs.files import Files
 from kvfs.fs.guard import guard
@@ -117,8 +122,13 @@ class Operations(pyfuse3.Operations):
         if fields.update_size:
             await self._files.resize(entry, attr.st_size)
         owner = entry.owner
+        mode = owner.mode
+        if fields.update_mode:
+            mode = stat.S_IFMT(mode) | stat.S_IMODE(attr.st_mode)
+        elif fields.update_uid or fields.update_gid:
+            mode = without_privileges(mode)
         wanted = Owner(
-            stat.S_IFMT(owner.mode) | stat.S_IMODE(attr.st_mode) if fields.update_mode else owner.mode,
+            mode,
             attr.st_uid if fields.update_uid else owner.uid,
             attr.st_gid if fields.update_gid else owner.gid,
         )
