@@ -99,9 +99,9 @@ def mount(request: pytest.FixtureRequest, scratch: Path, mode: str) -> Iterator[
 
 
 @pytest.fixture
-def directory(mount: KvfsMount) -> Iterator[Path]:
+def directory(request: pytest.FixtureRequest, mount: KvfsMount) -> Iterator[Path]:
     """An empty directory on the shared mount, and afterwards room again."""
-    path = mount.path / "test"
+    path = mount.path / request.node.name[:200].replace("/", "-")
     path.mkdir()
     yield path
     shutil.rmtree(path)

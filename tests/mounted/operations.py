@@ -14,6 +14,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.mounted import libc
@@ -269,6 +270,6 @@ def summary(data: bytes) -> tuple[int, str]:
 
 def is_reader(descriptor: int) -> bool:
     """Whether a descriptor is open for reading only, and not merely as a path."""
-    text = open(f"/proc/self/fdinfo/{descriptor}").read()  # noqa: SIM115
+    text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
     flags = int(text.split("flags:")[1].split()[0], 8)
     return flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_PATH

@@ -62,12 +62,12 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended and was not waited for counts as gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return text.rpartition(")")[2].split()[0] not in "ZX"
+    """Whether any thread of the process runs; one that has ended and was not waited for counts as gone."""
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            if task.read_text().rpartition(")")[2].split()[0] not in "ZX":
+                return True
+    return False
 
 
 def mountinfo(path: Path) -> list[list[str]]:
@@ -186,10 +186,11 @@ class KvfsMount:
         assert not is_alive(self.daemon_pid), f"daemon {self.daemon_pid} outlives kvfs umount"
         assert not mountinfo(self.path)
 
-    def kill_daemon(self) -> None:
+    def kill_daemon(self, *, wait: bool = True) -> None:
         """SIGKILL, as the kernel's out-of-memory killer would."""
         os.kill(self.daemon_pid, signal.SIGKILL)
-        wait_until(lambda: not is_alive(self.daemon_pid), 10, "the killed daemon is gone")
+        if wait:
+            wait_until(lambda: not is_alive(self.daemon_pid), 10, "the killed daemon is gone")
 
     def close(self) -> None:
         """Take down whatever is up, by force where it must be."""

@@ -29,7 +29,7 @@ def write_and_stay(path: Path, data: bytes = DATA) -> int:
 
 
 def write_without_end(path: Path, size: int) -> None:
-    """Write one file as large as the whole pool; it is closed normally when that fails."""
+    """Write one file larger than the whole pool; it is closed normally when that fails."""
     with open(path, "wb", buffering=0) as file:
         done = 0
         while done < size:
@@ -225,7 +225,7 @@ def test_a_draft_that_met_a_full_pool_is_dropped_and_room_comes_back(
     path = directory / "too-much"
     before = failures(mount)
     with pytest.raises(OSError, match="No space left") as caught:
-        write_without_end(path, mount.pool_bytes)
+        write_without_end(path, mount.pool_bytes + MIB)
     assert caught.value.errno == errno.ENOSPC
     vanishes(path)
     assert failures(mount) > before

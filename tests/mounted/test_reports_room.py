@@ -1,4 +1,4 @@
-"""What has gone wrong elsewhere with the room: counters that drift, caps that are none, pools that stay full."""
+"""What has gone wrong elsewhere with the room: counters that drift, caps that are none, full for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has gone wrong elsewhere while pages were stored: torn pages, races of writers, odd names, O_DIRECT."""
+"""What has gone wrong elsewhere while pages were stored: torn pages, racing writers, odd names, O_DIRECT."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_store_that_meets_a_full_pool_leaves_no_name_and_can_be_repeated(
         for descriptor in ballast:
             os.close(descriptor)
         for number in range(3):
-            (directory / f"ballast-{number}").unlink()
+            (directory / f"ballast-{number}").unlink(missing_ok=True)
     publish(path, DATA, temporary)
     wait_sealed(path)
     assert path.read_bytes() == DATA
