@@ -102,9 +102,9 @@ class Tier:
     # Files
 
     def open(self, path: bytes, flags: int) -> int:
-        """A new descriptor. Raises ELOOP for a symlink."""
+        """A new descriptor. Raises ELOOP for a symlink. Reading through it is a use, and changes the atime."""
         directory, name = self._locate(path)
-        return os.open(name, flags | _PLAIN | self._noatime, dir_fd=directory.fd)
+        return os.open(name, flags | _PLAIN, dir_fd=directory.fd)
 
     def create(self, path: bytes) -> int:
         """A descriptor, for reading and writing, of a new file that only we may open. Raises EEXIST."""

@@ -11,7 +11,9 @@ from kvfs import mounts, syscalls
 from kvfs.errors import MountpointError, UsageError
 
 SOURCE = "kvfs-dram"
-FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC | syscalls.MS_NOATIME
+# Every read and mapping sets the access time, from which the next daemon learns the order of eviction.
+FLAGS = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC | syscalls.MS_STRICTATIME
+LEAST_INODES = 1 << 18
 
 _NODES = Path("/sys/devices/system/node")
 
@@ -80,7 +82,7 @@ def probe_options(hugepages: str, numa: str) -> Options:
 
 def limits(pool_bytes: int, least_inodes: int = 0) -> str:
     """The mount options that bound a tmpfs: bytes, and files so many that pages of 16 KiB would fit."""
-    return f"size={pool_bytes},nr_inodes={max(65536, pool_bytes // 16384, least_inodes)}"
+    return f"size={pool_bytes},nr_inodes={max(LEAST_INODES, pool_bytes // 16384, least_inodes)}"
 
 
 def mount(directory: Path, pool_bytes: int, options: Options) -> None:
