@@ -70,7 +70,7 @@ class Daemon:
             channel = KernelChannel(
                 connection,
                 self._tier.root_fd,
-                passthrough=config.passthrough == "auto" and os.geteuid() == 0,
+                passthrough_off=_passthrough_off(config),
                 statfs=self._tier.is_private,
             )
             self._device = mounting.find_device(config.mountpoint)
@@ -157,6 +157,15 @@ class Daemon:
             self._tier.account(channel.take_growth())
             channel.set_limits(self._tier.target_bytes // 2, self._tier.room().free_bytes)
             await trio.sleep(POLL_GROWTH_SECONDS)
+
+
+def _passthrough_off(config: Config) -> str:
+    """Why passthrough is not asked for; empty if it is."""
+    if config.passthrough == "off":
+        return f"switched off ({config.origins.get('passthrough', 'default')})"
+    if os.geteuid() != 0:
+        return "the kernel grants it only to root"
+    return ""
 
 
 def run(config: Config, state: StateDirectory, ready: int | None = None) -> None:

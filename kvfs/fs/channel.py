@@ -32,12 +32,16 @@ TABLE_SIZE = 1 << 24
 class KernelChannel:
     """The face of a mounted pool."""
 
-    def __init__(self, device: int, tier_fd: int, *, passthrough: bool, statfs: bool) -> None:
+    def __init__(self, device: int, tier_fd: int, *, passthrough_off: str, statfs: bool) -> None:
+        """``passthrough_off`` says why passthrough is not to be asked for; empty if it is."""
         self._native = Channel(
-            device=device, tier=tier_fd, passthrough=passthrough, statfs=statfs, table_size=TABLE_SIZE
+            device=device,
+            tier=tier_fd,
+            passthrough=not passthrough_off,
+            statfs=statfs,
+            table_size=TABLE_SIZE,
         )
-        self._passthrough_wanted = passthrough
-        self._refused = ""
+        self._refused = passthrough_off
         self.invalidations = Invalidations(self._native.invalidate_entry)
 
     @property
@@ -66,11 +70,9 @@ class KernelChannel:
     @property
     def passthrough_reason(self) -> str:
         """Why passthrough is off; empty while it is on."""
-        if not self._passthrough_wanted:
-            return "switched off"
-        if not self._native.passthrough_active:
-            return "this kernel does not offer it: Linux 6.9 or later with CONFIG_FUSE_PASSTHROUGH does"
-        return self._refused
+        if self._refused or self._native.passthrough_active:
+            return self._refused
+        return "this kernel does not offer it: Linux 6.9 or later with CONFIG_FUSE_PASSTHROUGH does"
 
     def statistics(self) -> dict[str, int]:
         """Requests answered natively, forwarded to Python, and replies that the kernel did not take."""
