@@ -119,11 +119,14 @@ def _escape_byte(byte: int) -> str:
 
 
 def is_dead(mountpoint: Path) -> bool:
-    """Whether the filesystem mounted here has lost its daemon: every call on it answers ENOTCONN."""
+    """Whether the filesystem mounted here has lost its daemon: whatever must be asked of it answers ENOTCONN.
+
+    Waits for the answer as long as the daemon takes.
+    """
     try:
-        os.stat(mountpoint)
+        os.statvfs(mountpoint)  # unlike stat, never answered from what the kernel remembers
     except OSError as error:
-        return error.errno == numbers.ENOTCONN
+        return error.errno in (numbers.ENOTCONN, numbers.ECONNABORTED)
     return False
 
 

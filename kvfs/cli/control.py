@@ -6,14 +6,44 @@ import errno as numbers
 import json
 import os
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvfs import mounts
-from kvfs.errors import DaemonFailed, NotMounted, NotPermitted
+from kvfs.errors import DaemonFailed, KvfsError, NotMounted, NotPermitted
 from kvfs.state import StateDirectory, all_states
 
 ANSWER_DEADLINE_SECONDS = 5.0
+
+Answer = TypeVar("Answer")
+
+
+def answer_within(seconds: float, call: Callable[[], Answer]) -> Answer | None:
+    """What ``call`` returns, or None when it has not returned in time; OSError as it raises it."""
+    result: list[Answer | OSError] = []
+
+    def ask() -> None:
+        try:
+            result.append(call())
+        except OSError as error:
+            result.append(error)
+
+    # A thread that waits for a stuck daemon cannot be interrupted, but it does not keep this process alive.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not result:
+        return None
+    if isinstance(result[0], OSError):
+        raise result[0]
+    return result[0]
+
+
+def is_dead(mountpoint: Path) -> bool:
+    """Whether the mount has lost its daemon; one that hangs has not."""
+    return bool(answer_within(ANSWER_DEADLINE_SECONDS, partial(mounts.is_dead, mountpoint)))
 
 
 def require_mount(mountpoint: Path) -> mounts.MountEntry:
@@ -32,33 +62,26 @@ def read_control(mountpoint: Path, name: str, deadline: float = ANSWER_DEADLINE_
     Raises NotMounted when the daemon is gone, NotPermitted when the caller may not look, and DaemonFailed
     when there is no answer within ``deadline`` seconds.
     """
-    result: list[str | OSError] = []
-
-    def read() -> None:
-        try:
-            result.append((mountpoint / ".kvfs" / name).read_text())
-        except OSError as error:
-            result.append(error)
-
-    # A thread that waits for a stuck daemon cannot be interrupted, but it does not keep this process alive.
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    reader.join(deadline)
-    if not result:
+    try:
+        answer = answer_within(deadline, (mountpoint / ".kvfs" / name).read_text)
+    except OSError as error:
+        raise _unreadable(mountpoint, name, error) from None
+    if answer is None:
         raise DaemonFailed(
             f"{mountpoint} does not answer within {deadline:g} s: its daemon hangs or is stopped"
         )
-    answer = result[0]
-    if isinstance(answer, str):
-        return answer
-    if answer.errno in (numbers.ENOTCONN, numbers.ECONNABORTED):
-        raise NotMounted(
+    return answer
+
+
+def _unreadable(mountpoint: Path, name: str, error: OSError) -> KvfsError:
+    if error.errno in (numbers.ENOTCONN, numbers.ECONNABORTED):
+        return NotMounted(
             f"the daemon of {mountpoint} is gone: kvfs mount serves its pages again, kvfs umount frees them"
-        ) from None
-    if isinstance(answer, PermissionError):
+        )
+    if isinstance(error, PermissionError):
         advice = "use sudo" if os.geteuid() else "ask the user who mounted it without allow_other"
-        raise NotPermitted(f"{mountpoint} cannot be read by you: {advice}") from None
-    raise DaemonFailed(f"{mountpoint}/.kvfs/{name} cannot be read: {answer.strerror}") from answer
+        return NotPermitted(f"{mountpoint} cannot be read by you: {advice}")
+    return DaemonFailed(f"{mountpoint}/.kvfs/{name} cannot be read: {error.strerror}")
 
 
 def read_status(mountpoint: Path, deadline: float = ANSWER_DEADLINE_SECONDS) -> dict[str, Any]:

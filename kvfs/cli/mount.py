@@ -15,13 +15,15 @@ import click
 
 from kvfs import config as configuration
 from kvfs import mounts
-from kvfs.cli.control import find_state, read_status
+from kvfs.cli.control import find_state, is_dead, read_status
 from kvfs.cli.release import release_state
+from kvfs.cli.server import server_of
 from kvfs.config import Config
 from kvfs.errors import (
     AlreadyMounted,
     DaemonFailed,
     KvfsError,
+    MountpointError,
     NotMounted,
     NotPermitted,
     StateInUse,
@@ -100,25 +102,26 @@ def command(mountpoint: str, file: str | None, options: tuple[str, ...], **flags
 
 def _check_place(mountpoint: Path, state: StateDirectory) -> None:
     """Refuses a mountpoint that is in use or cannot be used; clears what a dead daemon left on it."""
-    pid = state.daemon_pid()
     entries = mounts.find(mountpoint)
-    if entries and entries[-1].fstype == mounts.FSTYPE and pid is not None:
-        raise AlreadyMounted(
-            f"{mountpoint} is already served by process {pid}: kvfs status {mountpoint} shows it"
+    if entries and entries[-1].fstype != mounts.FSTYPE:
+        raise MountpointError(
+            f"{mountpoint}: {entries[-1].fstype} from {entries[-1].source} is mounted there; "
+            "unmount it first, or choose another mountpoint"
         )
-    if pid is not None:
-        raise StateInUse(
-            f"process {pid} still serves programs that opened files on an earlier mount at {mountpoint}: "
-            "end them, or mount elsewhere"
-        )
-    if entries:
-        mounts.clear_dead(mountpoint)
-        if mounts.find(mountpoint):
-            other = find_state(mountpoint, None).daemon_pid()
-            server = "another daemon" if other is None else f"process {other}"
-            raise AlreadyMounted(
-                f"{mountpoint} is already served by {server}: kvfs status {mountpoint} shows it"
+    with server_of(find_state(mountpoint, None) if entries and not state.exists() else state) as server:
+        dying = server is None or server.is_dying() or (entries and is_dead(mountpoint))
+        if server is not None and not (dying and server.wait(END_DEADLINE_SECONDS)):
+            if entries:
+                raise AlreadyMounted(
+                    f"{mountpoint} is already served by process {server.pid}: see kvfs status {mountpoint}"
+                )
+            raise StateInUse(
+                f"process {server.pid} still serves programs that opened files on an earlier mount at "
+                f"{mountpoint}: end them, or mount elsewhere"
             )
+    if entries and not is_dead(mountpoint):
+        raise AlreadyMounted(f"{mountpoint} is already served: see kvfs status {mountpoint}")
+    mounts.clear_dead(mountpoint)
     mounts.check_mountpoint(mountpoint)
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno as numbers
 import os
-import select
-import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
 from kvfs import mounts
-from kvfs.cli.control import find_state, require_mount
+from kvfs.cli.control import find_state, is_dead, require_mount
 from kvfs.cli.release import release_state
+from kvfs.cli.server import Server, server_of
 from kvfs.config import chosen_state_dir
 from kvfs.errors import Busy, DaemonFailed, KvfsError, NotMounted
 from kvfs.state import StateDirectory
@@ -39,39 +37,56 @@ def command(mountpoint: str, lazy: bool, keep: bool, state_dir: str | None) -> N
     """
     path = mounts.resolve_mountpoint(mountpoint)
     state = find_state(path, chosen_state_dir(state_dir, os.environ))
-    pid = state.daemon_pid()
-    if not mounts.find(path):
-        if pid is not None:
-            raise NotMounted(
-                f"nothing is mounted at {path} any more; process {pid} serves those who opened files before "
-                "that, and ends after them"
-            )
-        if state.exists():
-            if keep:
-                raise NotMounted(f"nothing is mounted at {path}; its DRAM is kept already")
-            release_state(state)
-            print(f"freed the DRAM that an earlier mount at {path} left behind")
+    with server_of(state) as server:
+        if mounts.find(path) and (server is not None or not is_dead(path)):
+            _take_down(path, state, server, lazy, keep)
             return
-    entry = require_mount(path)
-    if pid is None and mounts.is_dead(path):
-        mounts.unmount(path, lazy=True)
-        freed = not keep and release_state(state)
-        print(
-            f"{path} was dead and is unmounted; its DRAM is {'freed' if freed else 'kept for the next mount'}"
-        )
-        return
-    users = mounts.holders(entry.device)
+        if server is not None:
+            raise NotMounted(
+                f"nothing is mounted at {path} any more; process {server.pid} serves those who opened files "
+                "before that, and ends after them"
+            )
+    _clear(path, state, keep)
+
+
+def _clear(mountpoint: Path, state: StateDirectory, keep: bool) -> None:
+    """Takes away what a daemon that is gone has left: a dead mount, DRAM, or both."""
+    if not state.exists():
+        require_mount(mountpoint)
+    mounts.clear_dead(mountpoint)
+    if keep:
+        print(f"no daemon served {mountpoint}; its DRAM is kept for the next mount there")
+    elif release_state(state):
+        print(f"no daemon served {mountpoint}; the DRAM that an earlier one left is freed")
+
+
+def _take_down(
+    mountpoint: Path, state: StateDirectory, server: Server | None, lazy: bool, keep: bool
+) -> None:
+    """Unmounts what lives, and waits until its daemon has ended."""
+    entry = require_mount(mountpoint)
+    users = mounts.holders(entry.device) if lazy else []
     if keep:
         state.ask_keep()
     try:
-        mounts.unmount(path, lazy)
+        mounts.unmount(mountpoint, lazy)
     except (OSError, KvfsError) as error:
         if keep:
             state.withdraw_keep()
         if isinstance(error, OSError) and error.errno == numbers.EBUSY:
-            raise Busy(_who_is_busy(path, entry.device)) from None
+            raise Busy(_who_is_busy(mountpoint, entry.device)) from None
         raise
-    _wait(path, state, pid, users if lazy else [])
+    if users:
+        print(
+            f"{mountpoint} is detached; the daemon ends when the last of these lets go:",
+            *(f"  {user.pid} {user.name}: {user.what}" for user in users),
+            sep="\n",
+        )
+    elif server is not None and not server.wait(END_DEADLINE_SECONDS):
+        raise DaemonFailed(
+            f"{mountpoint} is unmounted, but its daemon, process {server.pid}, has not ended within "
+            f"{END_DEADLINE_SECONDS:g} s: see {state.log}"
+        )
 
 
 def _who_is_busy(mountpoint: Path, device: str) -> str:
@@ -88,33 +103,3 @@ def _who_is_busy(mountpoint: Path, device: str) -> str:
             else ["  nobody any more: try again"]
         )
     return "\n".join([f"{mountpoint} is in use; end these programs, or use -z:", *lines])
-
-
-def _wait(mountpoint: Path, state: StateDirectory, pid: int | None, users: list[mounts.Holder]) -> None:
-    """Returns when the daemon has ended; with ``users`` it only says that it ends after them."""
-    if users:
-        print(
-            f"{mountpoint} is detached; the daemon ends when the last of these lets go:",
-            *(f"  {user.pid} {user.name}: {user.what}" for user in users),
-            sep="\n",
-        )
-        return
-    if pid is None:
-        return
-    deadline = time.monotonic() + END_DEADLINE_SECONDS
-    with ExitStack() as cleanup:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return
-        cleanup.callback(os.close, descriptor)
-        # The number may have been reused between reading it and opening it: only a holder of the lock counts.
-        if state.daemon_pid() != pid:
-            return
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise DaemonFailed(
-                f"{mountpoint} is unmounted, but its daemon, process {pid}, has not ended within "
-                f"{END_DEADLINE_SECONDS:g} s: see {state.log}"
-            )
