@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from tests.mounted.operations import USER_ID
+from tests.mounted.running import REPOSITORY
 
 
 def start(work: Callable[[], object], *, user: int | None = None) -> int:
@@ -31,6 +36,14 @@ def start(work: Callable[[], object], *, user: int | None = None) -> int:
 def wait(child: int) -> int:
     """How a child ended: its exit code, or the negative number of the signal."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def skip_unless_users_can_run_kvfs() -> None:
+    """Skip a test that runs kvfs as an ordinary user where it is out of their reach."""
+    needed = [REPOSITORY, Path(sys.executable), Path(sys.executable).resolve()]
+    for path in {parent for one in needed for parent in (one, *one.parents)}:
+        if path.stat().st_mode & 0o001 == 0:
+            pytest.skip(f"an ordinary user cannot run kvfs from here: {path} is closed to others")
 
 
 def together(count: int, work: Callable[[int], object]) -> None:

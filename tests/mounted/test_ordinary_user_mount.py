@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mounted.children import start, wait
+from tests.mounted.children import skip_unless_users_can_run_kvfs, start, wait
 from tests.mounted.operations import USER_ID, pattern
-from tests.mounted.running import MIB, REPOSITORY, KvfsMount, is_alive, mountinfo, wait_sealed, wait_until
+from tests.mounted.running import MIB, KvfsMount, is_alive, mountinfo, wait_sealed, wait_until
 
 pytestmark = [pytest.mark.as_root, pytest.mark.deadline(120)]
 DATA = pattern(31, MIB)
@@ -19,8 +19,7 @@ POOL = 128 * MIB
 def as_ordinary_user(base: Path, work: object) -> None:
     """Run ``work`` on a mount of an ordinary user."""
     assert callable(work)
-    if any(parent.stat().st_mode & 0o005 != 0o005 for parent in (REPOSITORY, *REPOSITORY.parents)):
-        pytest.skip("an ordinary user cannot read this checkout")
+    skip_unless_users_can_run_kvfs()
     base.mkdir()
     os.chown(base, USER_ID, USER_ID)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mounted.conftest import MODES, MakeMount
+from tests.mounted.conftest import MakeMount
 from tests.mounted.operations import pattern
 from tests.mounted.running import MIB, KvfsMount, wait_sealed
 
@@ -100,13 +100,13 @@ def test_requests_are_large(mount: KvfsMount, directory: Path, tracing: Path, mo
     """Without passthrough at least 512 KiB move with each request; with it, none is made at all."""
     path = directory / "page"
     data = memoryview(pattern(1, MIB) * (size // MIB))
-    with open(path, "wb", buffering=0) as file:
-        assert file.write(data) == size
+    with open(path, "wb", buffering=0) as writer:
+        assert writer.write(data) == size
     writes = requests(tracing, "FUSE_WRITE")
     wait_sealed(path)
     target = bytearray(size)
-    with open(path, "rb", buffering=0) as file:
-        assert file.readinto(target) == size
+    with open(path, "rb", buffering=0) as reader:
+        assert reader.readinto(target) == size
     assert target == data
     reads = requests(tracing, "FUSE_READ")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
@@ -119,24 +119,3 @@ def test_requests_are_large(mount: KvfsMount, directory: Path, tracing: Path, mo
     if mode != "passthrough":
         assert writes
         assert reads
-
-
-@pytest.mark.deadline(120)
-def test_stuck_callers_do_not_stop_the_others(make_mount: MakeMount, mode: str) -> None:
-    """Two hundred programs wait on fifos and locks; everybody else is served at once."""
-    mount = make_mount(environment=MODES[mode])
-    mount.mount()
-    os.mkfifo(mount.path / "fifo")
-    waiting = [
-        subprocess.Popen(["cat", str(mount.path / "fifo")], stdout=subprocess.DEVNULL) for _ in range(60)
-    ]
-    time.sleep(0.3)
-    begun = time.monotonic()
-    (mount.path / "page").write_bytes(b"served")
-    assert (mount.path / "page").read_bytes() == b"served"
-    assert time.monotonic() - begun < 2
-    with open(mount.path / "fifo", "wb"):
-        pass
-    for process in waiting:
-        process.wait(10)
-    mount.umount()

@@ -16,10 +16,14 @@ def time_class(nanoseconds: int) -> int | str:
 
 
 def stat_fields(found: os.stat_result) -> tuple[object, ...]:
-    """Type and mode, links, owner, size (not of directories: a filesystem's own business), times."""
+    """Type and mode, links, owner, size, time of modification.
+
+    Not the size of directories, a filesystem's own business; nor the time of fifos, which the kernel sets by
+    itself when bytes pass and does not tell; nor the time of access, which the mount keeps as the last use.
+    """
     size = None if stat.S_ISDIR(found.st_mode) else found.st_size
-    times = time_class(found.st_mtime_ns), time_class(found.st_atime_ns)
-    return oct(found.st_mode), found.st_nlink, found.st_uid, found.st_gid, size, *times
+    modified = "a fifo's own" if stat.S_ISFIFO(found.st_mode) else time_class(found.st_mtime_ns)
+    return oct(found.st_mode), found.st_nlink, found.st_uid, found.st_gid, size, modified
 
 
 def user_attributes(path: str) -> dict[str, bytes]:
