@@ -217,7 +217,7 @@ def main() -> None:
         line = " ".join(str(error).split())
         with suppress(OSError):
             os.write(ready, f"error {error.exit_code} {line}\n".encode())
-        log.error("%s", line)  # noqa: TRY400: a user's mistake has no trace
+        log.error("%s", line)  # noqa: TRY400
         sys.exit(error.exit_code)
     except Exception:
         log.exception("the daemon ends: this is a bug")

@@ -200,9 +200,8 @@ class Openings:
                 await pool.evictor.require(size)
                 await trio.to_thread.run_sync(_copy, old_fd, new_fd, size, limiter=self._threads)
             for name in pool.tier.list_attributes(old_fd):
-                if name not in (DIGEST, SPARSE):
+                if name not in (DIGEST, OWNER, SPARSE):
                     pool.tier.set_attribute(new_fd, name, pool.tier.get_attribute(old_fd, name))
-            pool.tier.set_attribute(new_fd, OWNER, entry.owner.format().encode())
             if entry.parent is None:
                 raise StalePage("the page was removed meanwhile")
             self._take_names(entry, temporary)

@@ -109,7 +109,6 @@ class Pool:
         path = parent.child_path(name)
         write_fd = self.tier.create(path)
         try:
-            self.tier.set_attribute(write_fd, OWNER, owner.format().encode())
             read_fd = self.tier.open(path, os.O_RDONLY)
         except OSError:
             os.close(write_fd)
@@ -365,8 +364,9 @@ class Pool:
 
     def set_owner(self, entry: Entry, owner: Owner) -> None:
         """Changes the shown mode, user or group."""
-        target: bytes | int = entry.path() if entry.holding is None else entry.holding.read_fd
-        self.tier.set_attribute(target, OWNER, owner.format().encode())
+        if entry.state != DRAFT:  # a draft's is stored with its digest: without one it does not outlive us
+            target: bytes | int = entry.path() if entry.holding is None else entry.holding.read_fd
+            self.tier.set_attribute(target, OWNER, owner.format().encode())
         entry.owner = self.index.intern(owner)
         if entry.holding is not None:
             self.face.publish(entry)

@@ -17,7 +17,7 @@ import xxhash
 
 from kvfs.counters import LimitedLog
 from kvfs.index import DRAFT, SEALED, Entry
-from kvfs.page import DIGEST, HUGEPAGE, Digest
+from kvfs.page import DIGEST, HUGEPAGE, OWNER, Digest
 
 if TYPE_CHECKING:
     from kvfs.pool import Pool
@@ -164,6 +164,7 @@ class Sealer:
         holding = entry.holding
         assert holding is not None
         tier = self._pool.tier
+        tier.set_attribute(holding.read_fd, OWNER, entry.owner.format().encode())
         if sparse:
             tier.set_attribute(holding.read_fd, SPARSE, b"1")
         tier.set_attribute(holding.read_fd, DIGEST, digest.format().encode())

@@ -1,7 +1,8 @@
-/* The channel between /dev/fuse and libfuse: what its four C files share.
+/* The channel between /dev/fuse and libfuse: what its five C files share.
  *
  * _channel.c          the Python type: filling the table, backing ids, notifications, the end
  * _channel_answers.c  kernel -> libfuse: what is answered here, from the table, without Python
+ * _channel_bytes.c    the bytes of open files, where the kernel does not move them
  * _channel_names.c    which names exist, so that a look-up of another one is answered there too
  * _channel_replies.c  libfuse -> kernel: what is added to replies on their way
  */
@@ -120,6 +121,18 @@ struct channel {
 /* Bounds-checked; NULL for a node beyond the table. Caller holds channel->lock. */
 struct record *channel_record(struct channel *channel, uint64_t nodeid);
 ssize_t channel_reply(struct channel *channel, uint64_t unique, int error, const void *payload, size_t length);
+
+struct request {
+    struct fuse_in_header *header;
+    void *body;
+    size_t body_length;
+};
+
+/* Each sends a reply and says so, or leaves the request to Python. */
+bool answer_read(struct channel *channel, struct request *request, char *buffer);
+bool answer_write(struct channel *channel, struct request *request);
+bool answer_lseek(struct channel *channel, struct request *request);
+bool answer_fallocate(struct channel *channel, struct request *request);
 
 void *channel_answers_main(void *channel);
 void *channel_replies_main(void *channel);

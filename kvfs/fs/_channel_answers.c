@@ -1,5 +1,6 @@
 /* From the kernel to libfuse. What the table can answer is answered here, in a thread that never holds the
  * interpreter's lock; the rest is passed on. Nothing here blocks on Python except the send to a full socket.
+ * The bytes themselves are moved in _channel_bytes.c.
  */
 #define _GNU_SOURCE
 #include "_channel.h"
@@ -17,12 +18,6 @@
 #include <unistd.h>
 
 #define TASK_EXITING 0x4u /* PF_EXITING in the flags of /proc/PID/stat */
-
-struct request {
-    struct fuse_in_header *header;
-    void *body;
-    size_t body_length;
-};
 
 ssize_t channel_reply(struct channel *channel, uint64_t unique, int error, const void *payload, size_t length) {
     struct fuse_out_header header = {(uint32_t)(sizeof header + length), error, unique};
@@ -195,120 +190,6 @@ static bool answer_flush(struct channel *channel, struct request *request) {
     if (draft && !(in->fh & CHANNEL_NATIVE_HANDLE))
         note_killed(channel, in->fh, killed_by_signal(request->header->pid));
     channel_reply(channel, request->header->unique, 0, NULL, 0);
-    return true;
-}
-
-/* The descriptor stays open as long as the kernel has the file open: no lock is needed around the I/O itself. */
-static int file_of(struct channel *channel, uint64_t nodeid, bool writing) {
-    pthread_mutex_lock(&channel->lock);
-    struct record *record = channel_record(channel, nodeid);
-    int fd = record && (record->flags & RECORD_KNOWN) ? (writing ? record->write_fd : record->read_fd) : -1;
-    pthread_mutex_unlock(&channel->lock);
-    return fd;
-}
-
-static bool answer_read(struct channel *channel, struct request *request, char *buffer) {
-    const struct fuse_read_in *in = request->body;
-    int fd = file_of(channel, request->header->nodeid, false);
-    if (fd < 0)
-        return false;
-    size_t size = in->size < CHANNEL_MAX_WRITE ? in->size : CHANNEL_MAX_WRITE, done = 0;
-    while (done < size) {
-        ssize_t part = pread(fd, buffer + done, size - done, in->offset + done);
-        if (part < 0 && errno == EINTR)
-            continue;
-        if (part < 0 && !done) {
-            channel_reply(channel, request->header->unique, -errno, NULL, 0);
-            return true;
-        }
-        if (part <= 0)
-            break;
-        done += part;
-    }
-    channel_reply(channel, request->header->unique, 0, buffer, done);
-    return true;
-}
-
-static void mark(struct channel *channel, uint64_t nodeid, uint32_t flag) {
-    pthread_mutex_lock(&channel->lock);
-    struct record *record = channel_record(channel, nodeid);
-    if (record)
-        record->flags |= flag;
-    pthread_mutex_unlock(&channel->lock);
-}
-
-/* Takes from the budget what this write may allocate; false when there is not enough. */
-static bool take_budget(struct channel *channel, int fd, uint64_t end) {
-    struct stat status;
-    if (atomic_load(&channel->write_budget) == INT64_MAX || fstat(fd, &status) != 0 || end <= (uint64_t)status.st_size)
-        return true;
-    int64_t growth = (int64_t)(end - status.st_size);
-    if (atomic_fetch_sub(&channel->write_budget, growth) >= growth) {
-        atomic_fetch_add(&channel->grown, growth);
-        return true;
-    }
-    atomic_fetch_add(&channel->write_budget, growth);
-    return false;
-}
-
-static bool answer_write(struct channel *channel, struct request *request) {
-    const struct fuse_write_in *in = request->body;
-    const char *data = (const char *)(in + 1);
-    int fd = file_of(channel, request->header->nodeid, true);
-    if (fd < 0)
-        return false;
-    size_t size = in->size;
-    if (size > request->body_length - sizeof *in)
-        size = request->body_length - sizeof *in;
-    size_t done = 0;
-    int error = take_budget(channel, fd, in->offset + size) ? 0 : ENOSPC;
-    while (!error && done < size) {
-        ssize_t part = pwrite(fd, data + done, size - done, in->offset + done);
-        if (part < 0 && errno != EINTR)
-            error = errno;
-        else if (part > 0)
-            done += part;
-    }
-    if (error == ENOSPC)
-        mark(channel, request->header->nodeid, RECORD_FULL);
-    struct fuse_write_out out = {(uint32_t)done, 0};
-    if (error && !done)
-        channel_reply(channel, request->header->unique, -error, NULL, 0);
-    else
-        channel_reply(channel, request->header->unique, 0, &out, sizeof out);
-    return true;
-}
-
-static bool answer_lseek(struct channel *channel, struct request *request) {
-    const struct fuse_lseek_in *in = request->body;
-    int fd = file_of(channel, request->header->nodeid, false);
-    if (fd < 0)
-        return false;
-    off_t found = lseek(fd, in->offset, in->whence);
-    struct fuse_lseek_out out = {(uint64_t)found};
-    if (found < 0)
-        channel_reply(channel, request->header->unique, -errno, NULL, 0);
-    else
-        channel_reply(channel, request->header->unique, 0, &out, sizeof out);
-    return true;
-}
-
-/* Neither libfuse's callback table in pyfuse3 nor pyfuse3 has fallocate, so it is always answered here. */
-static bool answer_fallocate(struct channel *channel, struct request *request) {
-    const struct fuse_fallocate_in *in = request->body;
-    int fd = file_of(channel, request->header->nodeid, true);
-    int error = 0;
-    if (fd < 0)
-        error = EOPNOTSUPP;
-    else if (in->offset + in->length > atomic_load(&channel->file_bytes_limit))
-        error = EFBIG;
-    else if (!take_budget(channel, fd, in->offset + in->length))
-        error = ENOSPC;
-    else if (fallocate(fd, (int)in->mode, (off_t)in->offset, (off_t)in->length) != 0)
-        error = errno;
-    if (!error || error == ENOSPC)
-        mark(channel, request->header->nodeid, error ? RECORD_FULL : RECORD_SIZED);
-    channel_reply(channel, request->header->unique, -error, NULL, 0);
     return true;
 }
 

@@ -102,7 +102,7 @@ class Tier:
     # Files
 
     def open(self, path: bytes, flags: int) -> int:
-        """A new descriptor. Raises ELOOP for a symlink. Reading through it is a use, and changes the atime."""
+        """A new descriptor. Raises ELOOP for a symlink. Reading through it is a use: it sets the atime."""
         directory, name = self._locate(path)
         return os.open(name, flags | _PLAIN, dir_fd=directory.fd)
 

@@ -1,0 +1,124 @@
+/* The bytes of open files, where the kernel does not move them by itself: READ, WRITE, LSEEK; and FALLOCATE, which
+ * it never does.
+ */
+#define _GNU_SOURCE
+#include "_channel.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The descriptor stays open as long as the kernel has the file open: no lock is needed around the I/O itself. */
+static int file_of(struct channel *channel, uint64_t nodeid, bool writing) {
+    pthread_mutex_lock(&channel->lock);
+    struct record *record = channel_record(channel, nodeid);
+    int fd = record && (record->flags & RECORD_KNOWN) ? (writing ? record->write_fd : record->read_fd) : -1;
+    pthread_mutex_unlock(&channel->lock);
+    return fd;
+}
+
+bool answer_read(struct channel *channel, struct request *request, char *buffer) {
+    const struct fuse_read_in *in = request->body;
+    int fd = file_of(channel, request->header->nodeid, false);
+    if (fd < 0)
+        return false;
+    size_t size = in->size < CHANNEL_MAX_WRITE ? in->size : CHANNEL_MAX_WRITE, done = 0;
+    while (done < size) {
+        ssize_t part = pread(fd, buffer + done, size - done, in->offset + done);
+        if (part < 0 && errno == EINTR)
+            continue;
+        if (part < 0 && !done) {
+            channel_reply(channel, request->header->unique, -errno, NULL, 0);
+            return true;
+        }
+        if (part <= 0)
+            break;
+        done += part;
+    }
+    channel_reply(channel, request->header->unique, 0, buffer, done);
+    return true;
+}
+
+static void mark(struct channel *channel, uint64_t nodeid, uint32_t flag) {
+    pthread_mutex_lock(&channel->lock);
+    struct record *record = channel_record(channel, nodeid);
+    if (record)
+        record->flags |= flag;
+    pthread_mutex_unlock(&channel->lock);
+}
+
+/* Takes from the budget what this write may allocate; false when there is not enough. */
+static bool take_budget(struct channel *channel, int fd, uint64_t end) {
+    struct stat status;
+    if (atomic_load(&channel->write_budget) == INT64_MAX || fstat(fd, &status) != 0 || end <= (uint64_t)status.st_size)
+        return true;
+    int64_t growth = (int64_t)(end - status.st_size);
+    if (atomic_fetch_sub(&channel->write_budget, growth) >= growth) {
+        atomic_fetch_add(&channel->grown, growth);
+        return true;
+    }
+    atomic_fetch_add(&channel->write_budget, growth);
+    return false;
+}
+
+bool answer_write(struct channel *channel, struct request *request) {
+    const struct fuse_write_in *in = request->body;
+    const char *data = (const char *)(in + 1);
+    int fd = file_of(channel, request->header->nodeid, true);
+    if (fd < 0)
+        return false;
+    size_t size = in->size;
+    if (size > request->body_length - sizeof *in)
+        size = request->body_length - sizeof *in;
+    size_t done = 0;
+    int error = take_budget(channel, fd, in->offset + size) ? 0 : ENOSPC;
+    while (!error && done < size) {
+        ssize_t part = pwrite(fd, data + done, size - done, in->offset + done);
+        if (part < 0 && errno != EINTR)
+            error = errno;
+        else if (part > 0)
+            done += part;
+    }
+    if (error == ENOSPC)
+        mark(channel, request->header->nodeid, RECORD_FULL);
+    struct fuse_write_out out = {(uint32_t)done, 0};
+    if (error && !done)
+        channel_reply(channel, request->header->unique, -error, NULL, 0);
+    else
+        channel_reply(channel, request->header->unique, 0, &out, sizeof out);
+    return true;
+}
+
+bool answer_lseek(struct channel *channel, struct request *request) {
+    const struct fuse_lseek_in *in = request->body;
+    int fd = file_of(channel, request->header->nodeid, false);
+    if (fd < 0)
+        return false;
+    off_t found = lseek(fd, in->offset, in->whence);
+    struct fuse_lseek_out out = {(uint64_t)found};
+    if (found < 0)
+        channel_reply(channel, request->header->unique, -errno, NULL, 0);
+    else
+        channel_reply(channel, request->header->unique, 0, &out, sizeof out);
+    return true;
+}
+
+/* Neither libfuse's callback table in pyfuse3 nor pyfuse3 has fallocate, so it is always answered here. */
+bool answer_fallocate(struct channel *channel, struct request *request) {
+    const struct fuse_fallocate_in *in = request->body;
+    int fd = file_of(channel, request->header->nodeid, true);
+    int error = 0;
+    if (fd < 0)
+        error = EOPNOTSUPP;
+    else if (in->offset + in->length > atomic_load(&channel->file_bytes_limit))
+        error = EFBIG;
+    else if (!take_budget(channel, fd, in->offset + in->length))
+        error = ENOSPC;
+    else if (fallocate(fd, (int)in->mode, (off_t)in->offset, (off_t)in->length) != 0)
+        error = errno;
+    if (!error || error == ENOSPC)
+        mark(channel, request->header->nodeid, error ? RECORD_FULL : RECORD_SIZED);
+    channel_reply(channel, request->header->unique, -error, NULL, 0);
+    return true;
+}
