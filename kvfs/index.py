@@ -3,7 +3,7 @@
 Pure: no I/O. The tree speeds look-ups and carries what a file on a tier cannot (who has it open, its place in
 the eviction order). Where it differs from the tier, the tier is right, and the caller removes the entry.
 An entry costs memory for every page of the pool, so it holds no more than every page needs; what only open
-pages need is in `kvfs.drafts.Holding`.
+pages need is in `kvfs.holding.Holding`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from kvfs import policy
+from kvfs.errors import StalePage
 from kvfs.page import Owner
 
 if TYPE_CHECKING:
@@ -73,7 +74,10 @@ class Entry:
         return first + (self.links or [])
 
     def path(self) -> bytes:
-        """The relative path of the first name; b"" for the root."""
+        """The relative path of the first name; b"" for the root. StalePage once the last name is gone: what
+        has the name now is another file."""
+        if self.parent is None and self.number != ROOT_NUMBER:
+            raise StalePage(f"entry {self.number} has no name any more")
         parts = [self.name]
         directory = self.parent
         while directory is not None and directory.parent is not None:
