@@ -45,7 +45,7 @@ class Invalidations:
 
     def add(self, parent: int, name: bytes) -> None:
         with self._changed:
-            if len(self._names) >= QUEUE_LIMIT:
+            if len(self._names) >= QUEUE_LIMIT and (parent, name) not in self._names:
                 self.dropped += 1
                 return
             self._names[parent, name] = None
