@@ -14,7 +14,7 @@ from contextlib import suppress
 import pyfuse3
 import trio
 
-from kvfs import adoption
+from kvfs import adoption, mounts
 from kvfs import config as configuration
 from kvfs.config import Config
 from kvfs.errors import EXIT_BUG, KvfsError
@@ -78,7 +78,7 @@ class Daemon:
         finally:
             with suppress(OSError):
                 if mounting.find_device(config.mountpoint) == self._device != "":
-                    mounting.unmount(config.mountpoint, lazy=True)
+                    mounts.unmount(config.mountpoint, lazy=True)
 
     def _serve(self, channel: KernelChannel, ready: int | None) -> None:
         pool, config = self._pool, self._config
@@ -142,11 +142,11 @@ class Daemon:
     async def _end(self) -> None:
         """Unmounts; programs that still use the mount get a little time."""
         try:
-            await trio.to_thread.run_sync(mounting.unmount, self._config.mountpoint)
+            await trio.to_thread.run_sync(mounts.unmount, self._config.mountpoint)
             return
         except OSError as error:
             log.warning("%s is in use (%s): detached", self._config.mountpoint, error.strerror)
-        await trio.to_thread.run_sync(mounting.unmount, self._config.mountpoint, True)
+        await trio.to_thread.run_sync(mounts.unmount, self._config.mountpoint, True)
         await trio.sleep(DETACH_SECONDS)
         log.warning("programs still use the mount: its connection is cut")
         mounting.abort(self._device)

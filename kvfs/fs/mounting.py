@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import errno
 import os
 import socket
 import stat
@@ -109,17 +108,6 @@ def widen_read_ahead(device: str) -> str:
     except OSError as error:
         return f"read-ahead stays at the kernel's default: {error.strerror}"
     return ""
-
-
-def unmount(mountpoint: Path, lazy: bool = False) -> None:
-    """Takes the mount away; OSError with EBUSY while it is in use and ``lazy`` is not asked for."""
-    if os.geteuid() == 0:
-        syscalls.umount2(mountpoint, syscalls.MNT_DETACH if lazy else 0)
-        return
-    arguments = ["-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
-    result = subprocess.run(["fusermount3", *arguments], capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise OSError(errno.EBUSY, result.stderr.strip().rpartition("\n")[2], str(mountpoint))
 
 
 def abort(device: str) -> None:
