@@ -33,6 +33,7 @@ LARGEST_RESERVE_SHARE = 0.25
 """A small pool would otherwise be all reserve."""
 INODE_RESERVE_PART = 64
 """So many inodes of all are kept free: every new file needs one, the smallest too."""
+LEAST_FOR_A_NAME = 1 << 20
 BATCH = 64
 """Victims between two turns of the event loop."""
 
@@ -112,6 +113,10 @@ class Evictor:
         missing = size - self._pool.tier.room().free_bytes
         if missing > 0 and await self.free(missing) < missing:
             raise OutOfRoom(f"the pool has no room for another {format_size(size)}")
+
+    async def for_a_name(self) -> None:
+        """A new file or directory found no room: evicts a few pages, so that it is worth trying again."""
+        await self.free(LEAST_FOR_A_NAME, BATCH)
 
     async def free(self, wanted: int, wanted_inodes: int = 0) -> int:
         """Evicts until about ``wanted`` bytes and inodes were freed; returns how many bytes were."""

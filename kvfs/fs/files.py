@@ -66,7 +66,7 @@ class Files:
         await self._openings.open_writing(entry, truncate=bool(flags & os.O_TRUNC))
         return self._give(entry, writes=True)
 
-    def created(self, entry: Entry, flags: int) -> pyfuse3.FileInfo:
+    def created(self, entry: Entry) -> pyfuse3.FileInfo:
         """The handle of a file that `Pool.create` just made."""
         self._pool.face.publish(entry)
         return self._give(entry, writes=True)

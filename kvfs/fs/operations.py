@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyfuse3
 from pyfuse3 import FUSEError, InodeT
@@ -172,6 +172,16 @@ class Operations(pyfuse3.Operations):
             mode |= stat.S_ISGID
         return Owner(mode, ctx.uid, parent.owner.gid if inherits else ctx.gid)
 
+    async def _made(self, make: Callable[[], Entry]) -> Entry:
+        """Makes an entry; where there is no room for even that, evicts a little and tries once more."""
+        try:
+            return make()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        await self._pool.evictor.for_a_name()
+        return make()
+
     async def create(
         self, parent_inode: InodeT, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
@@ -181,8 +191,9 @@ class Operations(pyfuse3.Operations):
             # Somebody made it since the kernel looked; the file that is there is the one to open.
             info = await self._files.open(existing, flags)
             return info, self._reply(existing)
-        entry = self._pool.create(parent, name, self._owner(parent, stat.S_IFREG | stat.S_IMODE(mode), ctx))
-        return self._files.created(entry, flags), self._reply(entry)
+        owner = self._owner(parent, stat.S_IFREG | stat.S_IMODE(mode), ctx)
+        entry = await self._made(lambda: self._pool.create(parent, name, owner))
+        return self._files.created(entry), self._reply(entry)
 
     async def mknod(
         self, parent_inode: InodeT, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
@@ -190,26 +201,27 @@ class Operations(pyfuse3.Operations):
         parent = self._changing(parent_inode, name)
         owner = self._owner(parent, mode, ctx)
         if stat.S_ISREG(mode):
-            entry = self._pool.create(parent, name, owner)
+            entry = await self._made(lambda: self._pool.create(parent, name, owner))
             self._pool.remove_writer(entry)
         elif stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             raise FUSEError(errno.EPERM)
         else:
-            entry = self._pool.create_other(parent, name, owner)
+            entry = await self._made(lambda: self._pool.create_other(parent, name, owner))
         return self._reply(entry)
 
     async def mkdir(
         self, parent_inode: InodeT, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         parent = self._changing(parent_inode, name)
-        return self._reply(self._pool.create_directory(parent, name, self._owner(parent, mode, ctx)))
+        owner = self._owner(parent, mode, ctx)
+        return self._reply(await self._made(lambda: self._pool.create_directory(parent, name, owner)))
 
     async def symlink(
         self, parent_inode: InodeT, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         parent = self._changing(parent_inode, name)
         owner = self._owner(parent, stat.S_IFLNK | 0o777, ctx)
-        return self._reply(self._pool.create_other(parent, name, owner, target))
+        return self._reply(await self._made(lambda: self._pool.create_other(parent, name, owner, target)))
 
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: pyfuse3.RequestContext

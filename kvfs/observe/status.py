@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from kvfs.pool import Pool
 
 
+WIDTH = 20
+"""Columns before the value in the text."""
+
+
 class Status:
     """Reads the parts of a running daemon."""
 
@@ -120,11 +124,23 @@ class Status:
             ("hugepages", _feature(status["hugepages"])),
         ]
         lines += [("degraded", line) for line in status["degraded"]]
-        return "".join(f"{name + ':':<13}{value}\n" for name, value in lines)
+        lines += [("settings", ""), *(_setting(name, entry) for name, entry in status["config"].items())]
+        return "".join(f"{name + ':':<{WIDTH}}{value}".rstrip() + "\n" for name, value in lines)
 
 
 def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
+
+
+def _setting(name: str, entry: dict[str, Any]) -> tuple[str, str]:
+    value = entry["value"]
+    if name == "pool_bytes":
+        value = format_size(value)
+    elif name == "mode":
+        value = f"{value:04o}"
+    elif isinstance(value, tuple):
+        value = ",".join(value)
+    return f"  {name}", f"{value} ({entry['origin']})"
 
 
 def _counts(counts: dict[str, int]) -> str:
