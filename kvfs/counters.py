@@ -34,11 +34,13 @@ class LimitedLog:
         self._last: dict[str, float] = {}
         self._held: Counter[str] = Counter()
 
-    def warning(self, kind: str, message: str) -> None:
+    def warning(self, kind: str, message: str, error: Exception | None = None) -> None:
+        """``error``: with its trace."""
         now = time.monotonic()
         if now - self._last.get(kind, -self._interval) < self._interval:
             self._held[kind] += 1
             return
         self._last[kind] = now
         held = self._held.pop(kind, 0)
-        self._logger.warning("%s%s", message, f" (and {held} more like it)" if held else "")
+        more = f" (and {held} more like it)" if held else ""
+        self._logger.warning("%s%s", message, more, exc_info=error)

@@ -85,8 +85,17 @@ class Evictor:
                 self._wanted = trio.Event()
                 with trio.move_on_after(IDLE_SECONDS):
                     await self._wanted.wait()
+            await self._turn()
+
+    async def _turn(self) -> None:
+        """One turn of the loop, of which no failure may end the mount."""
+        try:
             self._pool.collect_touches()
             await self.keep_reserve()
+        except OSError as error:
+            self._log.warning("error", f"the reserve could not be kept: {error}")
+        except Exception as error:
+            self._log.warning("bug", "the reserve could not be kept", error)
 
     async def keep_reserve(self) -> None:
         """One look at the room, and what follows from it."""
@@ -125,22 +134,25 @@ class Evictor:
             freed = 0
             descriptors: list[int] = []
             freed_inodes = 0
-            for attempt, entry in enumerate(self._pool.policy.victims(), 1):
-                if freed >= wanted and freed_inodes >= wanted_inodes:
-                    break
-                if (size := self._evict(entry, descriptors)) >= 0:
-                    freed += size
-                    freed_inodes += 1
-                if attempt % BATCH == 0:
-                    await self._close(descriptors)
-                    descriptors = []
-            await self._close(descriptors)
+            try:
+                for attempt, entry in enumerate(self._pool.policy.victims(), 1):
+                    if freed >= wanted and freed_inodes >= wanted_inodes:
+                        break
+                    if (size := self._evict(entry, descriptors)) >= 0:
+                        freed += size
+                        freed_inodes += 1
+                    if attempt % BATCH == 0:
+                        await self._close(descriptors)
+            finally:
+                await self._close(descriptors)
             self._note_stuck(freed < wanted or freed_inodes < wanted_inodes)
             return freed
 
     async def _close(self, descriptors: list[int]) -> None:
         if descriptors:
-            await trio.to_thread.run_sync(_close_all, descriptors)
+            batch = list(descriptors)
+            descriptors.clear()
+            await trio.to_thread.run_sync(_close_all, batch)
         else:
             await trio.lowlevel.checkpoint()
 
@@ -166,14 +178,17 @@ class Evictor:
         except FileNotFoundError:
             pool.vanished(entry)
             return -1
+        except OSError as error:
+            self._log.warning("open", f"a page cannot be evicted: {error}")
+            return -1
         if not lease_is_free(fd, fcntl.F_WRLCK):  # somebody maps it
             os.close(fd)
             return -1
+        descriptors.append(fd)
         size = os.fstat(fd).st_blocks * 512
+        pool.remove_everywhere(entry)
         pool.counters.evictions += 1
         pool.counters.evicted_bytes += size
-        pool.remove_everywhere(entry)
-        descriptors.append(fd)
         return size
 
     async def shrink(self) -> None:

@@ -20,6 +20,7 @@ from kvfs.index import DRAFT, SEALED, Entry
 from kvfs.page import DIGEST, HUGEPAGE, OWNER, Digest
 
 if TYPE_CHECKING:
+    from kvfs.holding import Holding
     from kvfs.pool import Pool
 
 log = logging.getLogger("kvfs.sealing")
@@ -95,32 +96,44 @@ class Sealer:
         if holding is not None and not holding.sealing:
             holding.sealing = True
             self.waiting += 1
-            self._nursery.start_soon(self._seal, entry)
+            self._nursery.start_soon(self._seal, entry, holding)
 
-    async def _seal(self, entry: Entry) -> None:
-        holding = entry.holding
-        assert holding is not None
+    async def _seal(self, entry: Entry, holding: Holding) -> None:
         try:
-            retry = FIRST_RETRY
-            while not await self._attempt(entry):
-                await trio.sleep(retry)
-                retry = min(retry * 2, LAST_RETRY)
-        finally:
-            holding.sealing = False
-            self.waiting -= 1
-        self._pool.settle(entry)
+            try:
+                await self._attempt_until_done(entry, holding)
+            finally:
+                holding.sealing = False
+                self.waiting -= 1
+            self._pool.settle(entry)
+        except Exception:  # a bug, which costs this draft and not the mount
+            log.exception("sealing failed: the draft stays one")
 
-    def _is_over(self, entry: Entry) -> bool:
-        """Whether there is nothing left to seal: written again, unlinked, empty, or sealed."""
-        holding = entry.holding
-        return holding is None or holding.writers > 0 or entry.parent is None or entry.state != DRAFT
+    async def _attempt_until_done(self, entry: Entry, holding: Holding) -> None:
+        retry = FIRST_RETRY
+        while True:
+            try:
+                if await self._attempt(entry, holding):
+                    return
+            except OSError as error:  # too many open files, no memory for an attribute: it may pass
+                self._log.warning("error", f"a draft cannot be sealed now: {error}")
+            await trio.sleep(retry)
+            retry = min(retry * 2, LAST_RETRY)
 
-    async def _attempt(self, entry: Entry) -> bool:
+    @staticmethod
+    def _is_over(entry: Entry, holding: Holding) -> bool:
+        """Whether there is nothing left to seal: unlinked, written again, or sealed."""
+        return (
+            entry.holding is not holding
+            or holding.writers > 0
+            or entry.parent is None
+            or entry.state != DRAFT
+        )
+
+    async def _attempt(self, entry: Entry, holding: Holding) -> bool:
         """One attempt; true when there is nothing more to do."""
-        if self._is_over(entry):
+        if self._is_over(entry, holding):
             return True
-        holding = entry.holding
-        assert holding is not None
         if trio.current_time() < holding.retry_until:
             return False
         if not lease_is_free(holding.read_fd, fcntl.F_RDLCK):
@@ -146,11 +159,11 @@ class Sealer:
             return True
         finally:
             os.close(fd)
-        if self._is_over(entry):
+        if self._is_over(entry, holding):
             return True
         if holding.epoch != epoch:  # a writer has come and gone meanwhile
             return False
-        self._store(entry, digest, sparse)
+        self._store(entry, holding, digest, sparse)
         if not huge and size >= HUGEPAGE and self._pool.tier.hugepages_active:
             self._pool.counters.small_page_files += 1
         return True
@@ -160,9 +173,7 @@ class Sealer:
         huge = self._pool.tier.collapse(fd, size)
         return digest_file(fd), huge
 
-    def _store(self, entry: Entry, digest: Digest, sparse: bool) -> None:
-        holding = entry.holding
-        assert holding is not None
+    def _store(self, entry: Entry, holding: Holding, digest: Digest, sparse: bool) -> None:
         tier = self._pool.tier
         tier.set_attribute(holding.read_fd, OWNER, entry.owner.format().encode())
         if sparse:

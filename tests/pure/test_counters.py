@@ -103,3 +103,13 @@ def test_counters_of_two_pools_are_apart() -> None:
     assert other.misses == {}
     assert other.failures == {}
     assert one.misses["never seen"] == 0
+
+
+def test_a_bug_is_logged_with_its_trace(caplog: pytest.LogCaptureFixture, expect_log: LogGuard) -> None:
+    expect_log("it could not be done")
+    log = limited()
+    for _ in range(3):
+        log.warning("bug", "it could not be done", ValueError("why"))
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ValueError
