@@ -115,7 +115,7 @@ def empty_pool(mount: KvfsMount) -> Iterator[KvfsMount]:
     yield mount
     for name in os.listdir(mount.path):
         path = mount.path / name
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 @pytest.fixture
