@@ -7,9 +7,12 @@ kernel grants a read lease only on a file that nobody has open or mapped for wri
 from __future__ import annotations
 
 import fcntl
+import heapq
+import itertools
 import logging
 import os
 import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
@@ -22,6 +25,7 @@ from kvfs.page import DIGEST, HUGEPAGE, OWNER, Digest
 if TYPE_CHECKING:
     from kvfs.holding import Holding
     from kvfs.pool import Pool
+    from kvfs.tiers.dram import DramTier
 
 log = logging.getLogger("kvfs.sealing")
 
@@ -31,8 +35,11 @@ SPARSE = "sparse"
 FIRST_RETRY = 0.005
 LAST_RETRY = 1.0
 DIGEST_CHUNK = 1 << 20
-INLINE_DIGEST = 256 << 10
-"""A thread costs more than the digest of so few bytes, which takes some 30 µs."""
+INLINE_BYTES = 256 << 10
+"""A thread costs more than the digests of so few bytes, which take some 30 µs."""
+BATCH_BYTES = 64 << 20
+"""Drafts beyond this go to another thread."""
+THREADS = 2
 
 REASONS = {
     "killed": "its writer was ended by a signal",
@@ -79,16 +86,55 @@ def digest_file(fd: int) -> Digest:
     return Digest(state.hexdigest(), offset)
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A draft that nobody writes any more, as far as the daemon can see."""
+
+    entry: Entry
+    holding: Holding
+    pause: float
+    """Seconds until the next attempt."""
+
+
+@dataclass(slots=True)
+class _Examination:
+    """A draft whose digest is being computed, through a descriptor of its own."""
+
+    waiting: _Waiting
+    fd: int
+    size: int
+    epoch: int
+    sparse: bool
+    digest: Digest | None = None
+    huge: bool = True
+    error: str = ""
+
+    def run(self, tier: DramTier) -> None:
+        """In a thread: moves the file to hugepages, then computes its digest."""
+        try:
+            if self.size >= HUGEPAGE:
+                self.huge = tier.collapse(self.fd, self.size)
+            self.digest = digest_file(self.fd)
+        except OSError as error:
+            self.error = error.strerror or str(error)
+
+
 class Sealer:
-    """Seals drafts in the background, each in a task of its own."""
+    """Seals drafts in the background. Drafts that are due together share a turn of the loop and a thread: for
+    a page of common size both cost more than its digest."""
 
     def __init__(self, pool: Pool, nursery: trio.Nursery) -> None:
         self._pool = pool
         self._nursery = nursery
-        self._threads = trio.CapacityLimiter(2)
+        self._threads = trio.CapacityLimiter(THREADS)
         self._log = LimitedLog(log)
+        self._due: list[tuple[float, int, _Waiting]] = []
+        """A heap by time (trio's clock); the number keeps equal times in order."""
+        self._serial = itertools.count()
+        self._changed = trio.Event()
         self.waiting = 0
         """Drafts without a writer that are not pages yet."""
+        nursery.start_soon(self._run)
 
     def schedule(self, entry: Entry) -> None:
         """The last writer of a draft has let go of it, as far as the daemon can see."""
@@ -96,33 +142,38 @@ class Sealer:
         if holding is not None and not holding.sealing:
             holding.sealing = True
             self.waiting += 1
-            self._nursery.start_soon(self._seal, entry, holding)
+            self._push(_Waiting(entry, holding, FIRST_RETRY))
 
-    async def _seal(self, entry: Entry, holding: Holding) -> None:
-        try:
-            try:
-                await self._attempt_until_done(entry, holding)
-            finally:
-                holding.sealing = False
-                self.waiting -= 1
-            self._pool.settle(entry)
-        except Exception:  # a bug, which costs this draft and not the mount
-            log.exception("sealing failed: the draft stays one")
+    def _push(self, waiting: _Waiting) -> None:
+        when = trio.current_time() + waiting.pause
+        waiting.pause = min(waiting.pause * 2, LAST_RETRY)
+        if not self._due or when < self._due[0][0]:
+            self._changed.set()
+        heapq.heappush(self._due, (when, next(self._serial), waiting))
 
-    async def _attempt_until_done(self, entry: Entry, holding: Holding) -> None:
-        retry = FIRST_RETRY
+    async def _run(self) -> None:
         while True:
-            try:
-                if await self._attempt(entry, holding):
-                    return
-            except OSError as error:  # too many open files, no memory for an attribute: it may pass
-                self._log.warning("error", f"a draft cannot be sealed now: {error}")
-            await trio.sleep(retry)
-            retry = min(retry * 2, LAST_RETRY)
+            if not self._due:
+                self._changed = trio.Event()
+                await self._changed.wait()
+            self._changed = trio.Event()
+            with trio.move_on_at(self._due[0][0]):
+                await self._changed.wait()
+            batch: list[_Examination] = []
+            while self._due and self._due[0][0] <= trio.current_time():
+                examination = self._begin(heapq.heappop(self._due)[2])
+                if examination is not None:
+                    batch.append(examination)
+                if sum(one.size for one in batch) > BATCH_BYTES:
+                    self._nursery.start_soon(self._finish, batch)
+                    batch = []
+            if batch:
+                self._nursery.start_soon(self._finish, batch)
 
     @staticmethod
-    def _is_over(entry: Entry, holding: Holding) -> bool:
+    def _is_over(waiting: _Waiting) -> bool:
         """Whether there is nothing left to seal: unlinked, written again, or sealed."""
+        entry, holding = waiting.entry, waiting.holding
         return (
             entry.holding is not holding
             or holding.writers > 0
@@ -130,48 +181,84 @@ class Sealer:
             or entry.state != DRAFT
         )
 
-    async def _attempt(self, entry: Entry, holding: Holding) -> bool:
-        """One attempt; true when there is nothing more to do."""
-        if self._is_over(entry, holding):
-            return True
-        if trio.current_time() < holding.retry_until:
-            return False
-        if not lease_is_free(holding.read_fd, fcntl.F_RDLCK):
-            return False
+    def _begin(self, waiting: _Waiting) -> _Examination | None:
+        """One attempt, of which no failure may end the mount; what is left to do needs a thread."""
+        try:
+            return self._attempt(waiting)
+        except OSError as error:  # too many open files, say: it may pass
+            self._log.warning("error", f"a draft cannot be sealed now: {error}")
+            self._push(waiting)
+        except Exception:
+            log.exception("sealing failed: the draft stays one")
+            self._end(waiting)
+        return None
+
+    def _attempt(self, waiting: _Waiting) -> _Examination | None:
+        if self._is_over(waiting):
+            self._end(waiting)
+            return None
+        entry, holding = waiting.entry, waiting.holding
+        if trio.current_time() < holding.retry_until or not lease_is_free(holding.read_fd, fcntl.F_RDLCK):
+            self._push(waiting)
+            return None
         size = os.fstat(holding.read_fd).st_size
-        if size == 0:
-            return True  # empty files stay drafts
+        if size == 0:  # empty files stay drafts
+            self._end(waiting)
+            return None
         failure = holding.failure
         sparse = not failure and has_holes(holding.read_fd, size)
         if sparse and not holding.sized:
             failure = "holes"
         if failure:
             self._drop(entry, failure)
-            return True
-        fd, epoch = os.dup(holding.read_fd), holding.epoch
-        try:
-            if size <= INLINE_DIGEST:
-                digest, huge = digest_file(fd), True
-            else:
-                digest, huge = await trio.to_thread.run_sync(self._examine, fd, size, limiter=self._threads)
-        except OSError as error:
-            self._drop(entry, "io-error", f": {error.strerror}")
-            return True
-        finally:
-            os.close(fd)
-        if self._is_over(entry, holding):
-            return True
-        if holding.epoch != epoch:  # a writer has come and gone meanwhile
-            return False
-        self._store(entry, holding, digest, sparse)
-        if not huge and size >= HUGEPAGE and self._pool.tier.hugepages_active:
-            self._pool.counters.small_page_files += 1
-        return True
+            self._end(waiting)
+            return None
+        return _Examination(waiting, os.dup(holding.read_fd), size, holding.epoch, sparse)
 
-    def _examine(self, fd: int, size: int) -> tuple[Digest, bool]:
-        """In a thread: moves the file to hugepages, then computes its digest."""
-        huge = self._pool.tier.collapse(fd, size)
-        return digest_file(fd), huge
+    async def _finish(self, batch: list[_Examination]) -> None:
+        tier = self._pool.tier
+
+        def run() -> None:
+            for examination in batch:
+                examination.run(tier)
+
+        try:
+            if sum(one.size for one in batch) <= INLINE_BYTES:
+                run()
+            else:
+                await trio.to_thread.run_sync(run, limiter=self._threads)
+        finally:
+            for examination in batch:
+                os.close(examination.fd)
+        for examination in batch:
+            try:
+                self._conclude(examination)
+            except OSError as error:  # no memory for an attribute, say: it may pass
+                self._log.warning("error", f"a draft cannot be sealed now: {error}")
+                self._push(examination.waiting)
+            except Exception:
+                log.exception("sealing failed: the draft stays one")
+                self._end(examination.waiting)
+
+    def _conclude(self, examination: _Examination) -> None:
+        waiting = examination.waiting
+        if not self._is_over(waiting):
+            if waiting.holding.epoch != examination.epoch:  # a writer has come and gone meanwhile
+                self._push(waiting)
+                return
+            if examination.digest is None:
+                self._drop(waiting.entry, "io-error", f": {examination.error}")
+            else:
+                self._store(waiting.entry, waiting.holding, examination.digest, examination.sparse)
+                if not examination.huge and self._pool.tier.hugepages_active:
+                    self._pool.counters.small_page_files += 1
+        self._end(waiting)
+
+    def _end(self, waiting: _Waiting) -> None:
+        """Nothing is left to do for a draft: it is a page, gone, or written again."""
+        waiting.holding.sealing = False
+        self.waiting -= 1
+        self._pool.settle(waiting.entry)
 
     def _store(self, entry: Entry, holding: Holding, digest: Digest, sparse: bool) -> None:
         tier = self._pool.tier
