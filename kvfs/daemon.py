@@ -105,6 +105,7 @@ class Daemon:
             trio.run(self._main, channel, ready, strict_exception_groups=True)
         finally:
             pyfuse3.close(unmount=False)
+            pool.close()
             channel.stop()
 
     async def _main(self, channel: KernelChannel, ready: int | None) -> None:

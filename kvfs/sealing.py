@@ -77,7 +77,7 @@ def digest_file(fd: int) -> Digest:
     """The digest of a whole file; for a thread. Reads rather than maps, so that a file that somebody shortens
     meanwhile gives another digest and not a SIGBUS."""
     state = xxhash.xxh3_128()
-    buffer = bytearray(DIGEST_CHUNK)
+    buffer = bytearray(min(DIGEST_CHUNK, os.fstat(fd).st_size + 1))
     view = memoryview(buffer)
     offset = 0
     while length := os.preadv(fd, [buffer], offset):
