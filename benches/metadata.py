@@ -146,8 +146,9 @@ def fill(mount: KvfsMount, first: int, last: int) -> None:
 
 
 def compared(few: Path, many: Path) -> Iterator[Row]:
-    """The same calls where there are few and where there are many pages: first on pages that nobody has opened
-    yet, then again and again on those.
+    """The same calls where there are few and where there are many pages.
+
+    First on pages that nobody has opened yet, then again and again on those.
     """
     names_few = [str(few / str(number)) for number in random.sample(range(FEW), SAMPLE)]
     names_many = [str(many / str(number)) for number in random.sample(range(MANY), SAMPLE)]
