@@ -107,7 +107,7 @@ class _Examination:
     sparse: bool
     digest: Digest | None = None
     huge: bool = True
-    error: str = ""
+    error: Exception | None = None
 
     def run(self, tier: DramTier) -> None:
         """In a thread: moves the file to hugepages, then computes its digest."""
@@ -115,8 +115,8 @@ class _Examination:
             if self.size >= HUGEPAGE:
                 self.huge = tier.collapse(self.fd, self.size)
             self.digest = digest_file(self.fd)
-        except OSError as error:
-            self.error = error.strerror or str(error)
+        except Exception as error:  # one draft's trouble, and not that of the others in the thread
+            self.error = error
 
 
 class Sealer:
@@ -246,9 +246,12 @@ class Sealer:
             if waiting.holding.epoch != examination.epoch:  # a writer has come and gone meanwhile
                 self._push(waiting)
                 return
-            if examination.digest is None:
-                self._drop(waiting.entry, "io-error", f": {examination.error}")
+            if isinstance(examination.error, OSError):
+                self._drop(waiting.entry, "io-error", f": {examination.error.strerror}")
+            elif examination.error is not None:
+                raise examination.error
             else:
+                assert examination.digest is not None
                 self._store(waiting.entry, waiting.holding, examination.digest, examination.sparse)
                 if not examination.huge and self._pool.tier.hugepages_active:
                     self._pool.counters.small_page_files += 1

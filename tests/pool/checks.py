@@ -1,0 +1,76 @@
+"""What must hold of a pool whenever no task is in the middle of something."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvfs.index import DRAFT, SEALED, UNCHECKED, Directory
+from kvfs.pool import Pool
+from kvfs.tiers.base import Found
+from tests.pool.faces import KernelFace
+
+
+def files_on_tier(pool: Pool) -> dict[bytes, Found]:
+    return {found.path: found for found in pool.tier.walk()}
+
+
+def check_pool(pool: Pool, face: KernelFace) -> None:
+    """The index, the tier, the eviction order, the holdings and the kernel's side agree."""
+    assert face.faults == []
+    check_names(pool, face)
+    check_states(pool)
+    check_holdings(pool, face)
+
+
+def check_names(pool: Pool, face: KernelFace) -> None:
+    paths: dict[bytes, int] = {}
+    told: Counter[tuple[int, bytes]] = Counter()
+    for entry in pool.index.entries():
+        for parent, name in entry.names():
+            assert parent.children[name] is entry
+            paths[parent.child_path(name)] = entry.number
+            told[parent.number, name] += 1
+    on_tier = files_on_tier(pool)
+    assert set(paths) == set(on_tier)
+    inodes: dict[int, int] = {}
+    for path, number in paths.items():
+        assert inodes.setdefault(number, on_tier[path].inode) == on_tier[path].inode, path
+    assert len(set(inodes.values())) == len(inodes)
+    assert +face.names == told
+
+
+def check_states(pool: Pool) -> None:
+    ordered = set(pool.policy.victims())
+    assert len(ordered) == len(pool.policy)
+    for entry in pool.index.entries():
+        is_page = entry.state in (SEALED, UNCHECKED) and entry.parent is not None
+        assert (entry in ordered) == is_page, entry.state
+        assert (entry in pool.drafts) <= (entry.state == DRAFT)
+        holding = entry.holding
+        assert (entry in pool.writing) == (holding is not None and holding.writers > 0)
+        if isinstance(entry, Directory):
+            assert holding is None
+    for entry in (*ordered, *pool.drafts, *pool.writing):
+        assert pool.index.by_number(entry.number) is entry
+
+
+def check_holdings(pool: Pool, face: KernelFace) -> None:
+    idle = set(pool.idle._idle)
+    for entry in pool.index.entries():
+        holding = entry.holding
+        if holding is None:
+            assert entry not in idle
+            assert entry.number not in face.records
+            continue
+        assert holding.readers >= 0
+        assert (holding.write_fd >= 0) == (holding.writers > 0)
+        if entry in idle:
+            assert entry.state == SEALED
+            assert entry.parent is not None
+            assert not holding.in_use
+        else:
+            assert holding.in_use or holding.sealing or face.opens(entry), (
+                f"{entry.name!r} is held, and nobody would ever let go of it"
+            )
+    numbers = {entry.number for entry in pool.index.entries()}
+    assert set(face.records) <= numbers

@@ -1,0 +1,101 @@
+"""A double of the kernel's side: it says which handles are open without asking, and checks the pool."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+
+from kvfs.holding import Holding
+from kvfs.index import SEALED, Entry
+from kvfs.pool import Pool
+
+
+@dataclass
+class Record:
+    """What the pool published of an entry, as the channel's table has it."""
+
+    holding: Holding
+    sealed: bool
+    opens: int = 0
+
+
+@dataclass
+class KernelFace:
+    """Implements `kvfs.holding.Face`. ``faults`` lists what the pool did that no kernel would forgive."""
+
+    records: dict[int, Record] = field(default_factory=dict)
+    marks: dict[int, tuple[bool, bool]] = field(default_factory=dict)
+    touched: Counter[int] = field(default_factory=Counter)
+    names: Counter[tuple[int, bytes]] = field(default_factory=Counter)
+    invalidated: list[tuple[int, bytes]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    # What the pool calls
+
+    def publish(self, entry: Entry) -> None:
+        holding = entry.holding
+        assert holding is not None
+        status = os.fstat(holding.read_fd)
+        if holding.write_fd >= 0 and os.fstat(holding.write_fd).st_ino != status.st_ino:
+            self.faults.append(f"{entry.number}: the descriptors are of two files")
+        record = self.records.setdefault(entry.number, Record(holding, sealed=False))
+        if record.holding is not holding:
+            self.faults.append(f"{entry.number}: another holding is published before the first was released")
+        record.sealed = entry.state == SEALED
+
+    def withdraw(self, entry: Entry) -> int:
+        record = self.records.get(entry.number)
+        if record is None:
+            return 0
+        record.sealed = False
+        return record.opens
+
+    def release(self, entry: Entry) -> None:
+        record = self.records.pop(entry.number, None)
+        if record is not None and record.opens:
+            self.faults.append(f"{entry.number}: released while {record.opens} handles are open")
+
+    def opens(self, entry: Entry) -> int:
+        record = self.records.get(entry.number)
+        return 0 if record is None else record.opens
+
+    def take_marks(self, entry: Entry) -> tuple[bool, bool]:
+        return self.marks.pop(entry.number, (False, False))
+
+    def take_touched(self) -> list[tuple[int, int]]:
+        touched = list(self.touched.items())
+        self.touched.clear()
+        return touched
+
+    def name_add(self, parent: int, name: bytes) -> None:
+        self.names[parent, name] += 1
+
+    def name_remove(self, parent: int, name: bytes) -> None:
+        self.names[parent, name] -= 1
+        if self.names[parent, name] < 0:
+            self.faults.append(f"the name {name!r} in {parent} was removed more often than added")
+
+    def invalidate(self, parent: int, name: bytes) -> None:
+        self.invalidated.append((parent, name))
+
+    # What the kernel does
+
+    def open_natively(self, entry: Entry) -> int:
+        """A program opens a page for reading and the pool is not asked: a descriptor of the file."""
+        record = self.records[entry.number]
+        assert record.sealed, "the pool would be asked"
+        record.opens += 1
+        self.touched[entry.number] += 1
+        return os.open(f"/proc/self/fd/{record.holding.read_fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close_natively(self, pool: Pool, entry: Entry, fd: int) -> None:
+        """The program closes it; the pool hears of that where the record was withdrawn."""
+        os.close(fd)
+        record = self.records.get(entry.number)
+        if record is not None and record.opens:
+            record.opens -= 1
+        else:
+            self.faults.append(f"{entry.number}: a handle is closed that nobody counted")
+        if record is None or not record.sealed:
+            pool.settle(entry)
