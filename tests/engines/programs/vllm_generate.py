@@ -1,0 +1,79 @@
+"""One life of a vLLM engine: starts it, generates for the prompts it was given, ends.
+
+Runs in vLLM's environment. Reads a JSON object on stdin::
+
+    {"model": DIRECTORY, "prompts": [[token, …], …], "max_tokens": N,
+     "kv_transfer_config": {…} | null, "engine": {argument of LLM: value, …},
+     "await_files": {"directory": DIRECTORY, "suffix": ".bin", "count": N} | null}
+
+and writes, as its last line on stdout, ``{"outputs": [{"tokens": […], "cached_tokens": N, "prompt_tokens": N,
+"seconds": S}, …]}``. ``seconds`` is the time of the whole call; with one output token, the time to first token.
+``await_files``: stay until the files are there, for connectors that write behind the engine's back.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+#: How long written files may take to appear.
+AWAIT_SECONDS = 60.0
+
+
+def await_files(directory: Path, suffix: str, count: int) -> None:
+    deadline = time.monotonic() + AWAIT_SECONDS
+    while (found := sum(1 for _ in directory.rglob(f"*{suffix}"))) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"{found} of {count} files *{suffix} below {directory} after {AWAIT_SECONDS} s"
+            )
+        time.sleep(0.05)
+
+
+def generate(request: dict[str, Any]) -> list[dict[str, Any]]:
+    from vllm import LLM, SamplingParams
+    from vllm.config import KVTransferConfig
+    from vllm.inputs import TokensPrompt
+
+    arguments: dict[str, Any] = {
+        "model": request["model"],
+        "enforce_eager": True,
+        "max_num_seqs": 2,
+        "block_size": 32,
+        "seed": 0,
+        # One process instead of three: an engine starts in a third of the time.
+        "distributed_executor_backend": "uni",
+    }
+    arguments.update(request.get("engine", {}))
+    if request.get("kv_transfer_config"):
+        arguments["kv_transfer_config"] = KVTransferConfig(**request["kv_transfer_config"])
+    engine = LLM(**arguments)
+    sampling = SamplingParams(temperature=0, max_tokens=request["max_tokens"], ignore_eos=True)
+    outputs = []
+    for tokens in request["prompts"]:
+        started = time.perf_counter()
+        result = engine.generate([TokensPrompt(prompt_token_ids=tokens)], sampling, use_tqdm=False)[0]
+        outputs.append(
+            {
+                "tokens": list(result.outputs[0].token_ids),
+                "cached_tokens": result.num_cached_tokens,
+                "prompt_tokens": len(result.prompt_token_ids),
+                "seconds": time.perf_counter() - started,
+            }
+        )
+    if awaited := request.get("await_files"):
+        await_files(Path(awaited["directory"]), awaited["suffix"], awaited["count"])
+    return outputs
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    outputs = generate(request)
+    print(json.dumps({"outputs": outputs}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
