@@ -86,8 +86,6 @@ class Daemon:
         files = Files(pool)
         channel.set_limits(files.file_limit, None)
         status = Status(config, pool, channel)
-        if reason := mounting.widen_read_ahead(self._device):
-            status.degraded.append(reason)
         metrics = Metrics(status)
         control = ControlFiles(
             {
@@ -102,28 +100,30 @@ class Daemon:
         session = f"/dev/fd/{channel.session_fd}"
         pyfuse3.init(Operations(pool, files, control), session, set())
         try:
-            trio.run(self._main, channel, ready, strict_exception_groups=True)
+            trio.run(self._main, channel, status, ready, strict_exception_groups=True)
         finally:
             pyfuse3.close(unmount=False)
             pool.close()
             channel.stop()
 
-    async def _main(self, channel: KernelChannel, ready: int | None) -> None:
+    async def _main(self, channel: KernelChannel, status: Status, ready: int | None) -> None:
         async with trio.open_nursery() as nursery:
             self._pool.start(nursery)
             if not self._tier.is_private:
                 nursery.start_soon(self._watch_growth, channel)
             nursery.start_soon(self._watch_signals)
             nursery.start_soon(self._watch_end, channel)
-            nursery.start_soon(self._start, ready)
+            nursery.start_soon(self._start, status, ready)
             await pyfuse3.main(max_tasks=MAX_TASKS)
             nursery.cancel_scope.cancel()
 
-    async def _start(self, ready: int | None) -> None:
+    async def _start(self, status: Status, ready: int | None) -> None:
         """Brings the pool to its size, then tells that the mount answers, once it does."""
         if self._tier.oversized:
             await self._pool.evictor.shrink()
         await trio.to_thread.run_sync(os.statvfs, self._config.mountpoint)
+        if reason := mounting.widen_read_ahead(self._device):  # the kernel sets its own when it starts
+            status.degraded.append(reason)
         log.info("serving %s", self._config.mountpoint)
         if ready is not None:
             os.write(ready, b"ready\n")

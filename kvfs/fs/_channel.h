@@ -20,6 +20,7 @@
 /* Parts of the protocol that are newer than the headers of the oldest distribution we build on. */
 #define CHANNEL_FUSE_PASSTHROUGH_FLAGS2 (1u << 5) /* FUSE_PASSTHROUGH is bit 37 of flags and flags2 together */
 #define CHANNEL_FUSE_INIT_EXT (1u << 30)
+#define CHANNEL_FUSE_AUTO_INVAL_DATA (1u << 12)
 #define CHANNEL_FUSE_MAX_PAGES (1u << 22)
 #define CHANNEL_FUSE_HANDLE_KILLPRIV_V2 (1u << 28)
 #define CHANNEL_FUSE_WRITEBACK_CACHE (1u << 16)

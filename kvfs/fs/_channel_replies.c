@@ -17,6 +17,7 @@ static size_t extend_init(struct channel *channel, char *message, size_t length,
         return length;
     memcpy(&out, header + 1, given < sizeof out ? given : sizeof out);
     out.flags &= ~CHANNEL_FUSE_WRITEBACK_CACHE; /* sizes and times would be the kernel's guess, not the file's */
+    out.flags &= ~CHANNEL_FUSE_AUTO_INVAL_DATA; /* bytes change through this kernel only: its copy is right */
     out.flags |= channel->init_flags & (CHANNEL_FUSE_MAX_PAGES | CHANNEL_FUSE_HANDLE_KILLPRIV_V2);
     out.max_pages = CHANNEL_MAX_WRITE / 4096;
     out.max_write = CHANNEL_MAX_WRITE;

@@ -15,7 +15,7 @@ import trio
 from pyfuse3 import FUSEError
 
 from kvfs.fs.channel import KILLED_HANDLE, NATIVE_HANDLE
-from kvfs.index import SEALED, Entry
+from kvfs.index import Entry
 from kvfs.opening import Openings
 from kvfs.pool import INLINE_CLOSE_BYTES, Pool
 
@@ -53,8 +53,8 @@ class Files:
     def _give(self, entry: Entry, writes: bool) -> pyfuse3.FileInfo:
         handle = self._number()
         self._handles[handle] = Handle(entry, writes)
-        # The kernel's own copy of a page, where it keeps one, is right as long as the page is one.
-        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=entry.state == SEALED)
+        # Where the kernel keeps a copy of the bytes, it is right: they change through this kernel only.
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
 
     async def open(self, entry: Entry, flags: int) -> pyfuse3.FileInfo:
         """open(2). ESTALE, which makes the kernel look the name up again, when it means another file."""
@@ -108,7 +108,7 @@ class Files:
     # Control files
 
     def open_text(self, text: bytes, flags: int) -> pyfuse3.FileInfo:
-        if flags & os.O_ACCMODE != os.O_RDONLY:
+        if flags & (os.O_ACCMODE | os.O_TRUNC) != os.O_RDONLY:
             raise FUSEError(errno.EACCES)
         handle = self._number()
         self._texts[handle] = text

@@ -24,6 +24,7 @@ from kvfs.fs.guard import guard
 from kvfs.index import Directory, Entry
 from kvfs.page import Owner
 from kvfs.pool import Pool
+from kvfs.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
 
 NAME_MAX = 255
 
@@ -258,6 +259,8 @@ class Operations(pyfuse3.Operations):
         flags: int,
         ctx: pyfuse3.RequestContext,
     ) -> None:
+        if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE):
+            raise FUSEError(errno.EINVAL)
         old = self._changing(parent_inode_old, name_old)
         new = self._changing(parent_inode_new, name_new)
         await self._files.let_go(self._pool.rename(old, name_old, new, name_new, flags))
