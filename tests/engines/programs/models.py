@@ -1,7 +1,7 @@
 """Makes the small models that the engines run: random weights, so that nothing comes from a model hub.
 
 Runs in an engine's environment: ``python models.py DIRECTORY KIND…``, where a kind is a name of ``KINDS`` or
-``gguf``. A model that is there already is left alone.
+``tiny.gguf``. A model that is there already is left alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 VOCABULARY = 512
 SPECIAL_TOKENS = ("<s>", "</s>", "<pad>")
+GGUF = "tiny.gguf"
 _TEXT = "a page of the cache is written once and read many times by every process of the host. "
 
 #: What differs between the models; ``kv`` of a token is 2 · layers · KV heads · head size numbers.
@@ -150,11 +151,11 @@ def main() -> None:
     base = Path(sys.argv[1])
     base.mkdir(parents=True, exist_ok=True)
     for kind in sys.argv[2:]:
-        final = base / ("tiny.gguf" if kind == "gguf" else kind)
+        final = base / kind
         if final.exists():
             continue
         unfinished = final.with_name(f"{final.name}.unfinished")
-        if kind == "gguf":
+        if kind == GGUF:
             make_gguf_model(unfinished)
         else:
             make_transformers_model(unfinished, kind)
