@@ -11,7 +11,7 @@ from tests.mounted import libc
 from tests.mounted.operations import ROOT, USER, USER_ID, Operation
 
 DIRECTORIES = ["d", "d/e", "g", "s"]
-NAMES = ["a", "b", "c", "é\n", "n" * 255]
+NAMES = ["a", "b", "c", "é\n\udcff", "n" * 255]
 ODD_PATHS = ["n" * 256, "d/../a", "a/", "d/", "d/.", "missing/a", "a/b", "s/a", "."]
 FILES = [*NAMES, "d/a", "d/b", "d/e/a", "g/a", "g/" + "m" * 255]
 SIZES = [0, 1, 17, 4095, 4096, 4097, 10_000, 65_536, 100_003]

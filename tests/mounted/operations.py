@@ -125,14 +125,15 @@ class Side:
         """SEEK_DATA and SEEK_HOLE: where holes are is the filesystem's business, the end of a file is not."""
         if stat.S_ISDIR(os.fstat(self.slots[slot]).st_mode):
             return "a directory has no holes"
-        inside = offset < self._size(slot)
+        size = self._size(slot)
         try:
             found = os.lseek(self.slots[slot], offset, whence)
         except OSError as error:
-            if error.errno != errno.ENXIO or not inside:
+            if error.errno != errno.ENXIO or offset >= size:
                 raise
-            return "inside"
-        return "inside" if inside and offset <= found <= self._size(slot) else f"outside: {found}"
+            found = size
+        os.lseek(self.slots[slot], 0, os.SEEK_SET)
+        return "inside" if offset <= found <= size else f"outside: {found}"
 
     def ftruncate(self, slot: int, size: int) -> None:
         os.ftruncate(self.slots[slot], size)

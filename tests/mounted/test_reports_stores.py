@@ -14,7 +14,7 @@ import pytest
 
 from tests.mounted.children import start, together, wait
 from tests.mounted.operations import pattern
-from tests.mounted.running import MIB, KvfsMount, wait_sealed, wait_until
+from tests.mounted.running import MIB, KvfsMount, digest, wait_sealed, wait_until
 
 DATA = pattern(11, 200_000)
 
@@ -260,6 +260,21 @@ def test_mappings_equal_reads(directory: Path, size: int, flags: int) -> None:
             assert mapping[:] == data
         os.close(descriptor)
     assert path.read_bytes() == data
+
+
+def test_a_page_mapped_for_writing_and_only_read_stays_what_it_is(directory: Path) -> None:
+    """So does torch.from_file: it opens for reading and writing, whatever comes then."""
+    path = directory / "page"
+    path.write_bytes(DATA)
+    wait_sealed(path)
+    before = digest(path)
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        assert mapping[:] == DATA
+        assert path.read_bytes() == DATA
+    wait_sealed(path)
+    assert digest(path) == before
+    with open(path, "rb") as reader, open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        assert mapping[:] == reader.read() == DATA
 
 
 def test_a_private_mapping_changes_nothing(directory: Path) -> None:

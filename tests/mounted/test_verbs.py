@@ -166,6 +166,47 @@ def test_a_second_mount_on_the_same_path_is_refused(make_mount: MakeMount) -> No
     mount.umount()
 
 
+def test_the_daemon_stands_on_its_own(make_mount: MakeMount) -> None:
+    """It keeps no directory busy, is no child of a terminal, and is the last to go when memory runs out."""
+    mount = make_mount()
+    mount.mount()
+    process = Path(f"/proc/{mount.daemon_pid}")
+    assert os.readlink(process / "cwd") == "/"
+    assert os.getsid(mount.daemon_pid) == mount.daemon_pid
+    if os.geteuid() == 0:
+        assert int((process / "oom_score_adj").read_text()) < 0
+    assert not [link for link in map(os.readlink, (process / "fd").iterdir()) if link.startswith("/dev/pts")]
+    mount.umount()
+
+
+def test_a_mountpoint_with_a_space_by_another_name(make_mount: MakeMount) -> None:
+    """Given by a relative path, through a symlink, with a slash at its end."""
+    mount = make_mount()
+    base = mount.path.parent
+    mount.path.rmdir()
+    mount.path = base / "a mount%point"
+    mount.path.mkdir()
+    (base / "symlink").symlink_to("a mount%point")
+    command = [sys.executable, "-m", "kvfs"]
+    arguments = ["mount", "symlink/", "--pool", "64M", "--state-dir", str(mount.state_base)]
+    environment = environment_for_kvfs()
+    subprocess.run([*command, *arguments], cwd=base, env=environment, check=True, capture_output=True)
+    mount.daemon_pid = mount.status()["pid"]
+    assert len(mountinfo(mount.path)) == 1
+    assert mount.status()["mount"] == str(mount.path)
+    subprocess.run([*command, "umount", "symlink"], cwd=base, env=environment, check=True)
+    assert gone_without_a_trace(mount)
+
+
+def test_a_pool_that_takes_most_of_the_memory_is_warned_of(make_mount: MakeMount) -> None:
+    mount = make_mount()
+    ended = run_kvfs("mount", mount.path, "--pool", "90%", "--state-dir", mount.state_base)
+    assert ended.returncode == 0, ended.stderr
+    assert "warning" in ended.stderr
+    mount.daemon_pid = mount.status()["pid"]
+    mount.umount()
+
+
 def test_two_mounts_share_nothing(make_mount: MakeMount) -> None:
     one, other = make_mount(), make_mount()
     one.mount()
