@@ -7,6 +7,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from tests.mounted.conftest import MakeMount
 from tests.mounted.operations import pattern
-from tests.mounted.running import MIB, KvfsMount, wait_sealed
+from tests.mounted.running import MIB, KvfsMount, environment_for_kvfs, wait_sealed
 
 NAMES = 100_000
 
@@ -121,3 +122,31 @@ def test_requests_are_large(mount: KvfsMount, directory: Path, tracing: Path, mo
     if mode != "passthrough":
         assert writes
         assert reads
+
+
+@pytest.mark.deadline(120)
+def test_few_descriptors_suffice_for_many_pages(make_mount: MakeMount) -> None:
+    """What the daemon keeps open for later it gives up when it needs descriptors now."""
+    mount = make_mount()
+    arguments = ["mount", mount.path, "--pool", str(mount.pool_bytes), "--state-dir", mount.state_base]
+    subprocess.run(
+        ["prlimit", "--nofile=1024:1024", sys.executable, "-m", "kvfs", *map(str, arguments)],
+        env=environment_for_kvfs(), cwd="/", check=True, capture_output=True,
+    )  # fmt: skip
+    mount.daemon_pid = mount.status()["pid"]
+    mount.pids.append(mount.daemon_pid)
+    for number in range(1500):
+        (mount.path / f"{number}").write_bytes(b"%d" % number)
+    for number in range(1500):
+        assert (mount.path / f"{number}").read_bytes() == b"%d" % number
+    held = []
+    try:
+        for number in range(500):
+            held.append(os.open(mount.path / f"draft-{number}", os.O_RDWR | os.O_CREAT, 0o644))
+            os.write(held[-1], b"draft")
+        for number in range(0, 1500, 100):
+            assert (mount.path / f"{number}").read_bytes() == b"%d" % number
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+    mount.umount()
