@@ -1,9 +1,9 @@
 """The demo's engine: HF transformers, with the KV cache of a prompt kept in plain files.
 
-``python transformers_cache.py cold|warm DIRECTORY ANSWER``: cold computes the prompt, writes one page a layer below
-DIRECTORY and its answer to the file ANSWER; warm, in a new process, maps the pages, computes nothing but the
-prompt's last token, and compares its answer with that of the cold run. transformers has no cache on disk of its
-own: these are all the lines that it takes.
+``python transformers_cache.py cold|warm DIRECTORY ANSWER``: cold computes the prompt, writes one page a layer
+below DIRECTORY and its answer to the file ANSWER; warm, in a new process, maps the pages, computes nothing
+but the prompt's last token, and compares its answer with that of the cold run. transformers has no cache on
+disk of its own: ``write_pages`` and ``map_pages`` are all that it takes.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def main() -> None:
         say(f"time to first token: {seconds(first_token)}")
         if phase == "cold":
             started = time.perf_counter()
-            # The prompt's last token is not part of the pages: computing it gives the first token of the answer.
+            # The prompt's last token is not part of the pages: computing it gives the answer's first.
             cache.crop(PROMPT_TOKENS - 1)
             written = write_pages(directory, prompt, cache)
             took = time.perf_counter() - started

@@ -1,8 +1,8 @@
 """The demo's engine: vLLM on the CPU, with its own ``fs`` tier pointed at a directory.
 
-``python vllm_cache.py cold|warm DIRECTORY ANSWER MODEL``: both runs are the same, but for what they find below
-DIRECTORY. The cold one writes its answer to the file ANSWER, the warm one compares. The programs of the engines'
-tests must be on PYTHONPATH.
+``python vllm_cache.py cold|warm DIRECTORY ANSWER MODEL``: both runs are the same, but for what they find
+below DIRECTORY. The cold one writes its answer to the file ANSWER, the warm one compares. The programs of the
+engines' tests must be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from vllm_generate import generate
 
 PROMPT_TOKENS = 4096
 BLOCK_TOKENS = 32
+NEW_TOKENS = 16
 
 
 def request(directory: Path, model: str) -> dict[str, Any]:
-    """A short prompt that wakes the engine up, then the long one; one token is to be generated for each."""
+    """A short prompt that wakes the engine up, the long one for a token, the same for its answer."""
     numbers = random.Random(0)
     lengths = (BLOCK_TOKENS * 2, PROMPT_TOKENS)
+    waking, prompt = ([numbers.randrange(3, 500) for _ in range(length)] for length in lengths)
     return {
         "model": model,
-        "prompts": [[numbers.randrange(3, 500) for _ in range(length)] for length in lengths],
-        "max_tokens": 1,
+        "prompts": [waking, prompt, prompt],
+        "max_tokens": [1, 1, NEW_TOKENS],
         "kv_transfer_config": {
             "kv_connector": "OffloadingConnector",
             "kv_role": "kv_both",
@@ -53,18 +55,19 @@ def request(directory: Path, model: str) -> dict[str, Any]:
 def main() -> None:
     phase, directory, answer_file, model = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
     say(f"process {os.getpid()}: vLLM, 303 million parameters, a prompt of {PROMPT_TOKENS:,} tokens")
-    with working("the engine starts and answers (a minute)" if phase == "cold" else "the engine starts and answers"):
-        output = generate(request(directory, model))[-1]
-    say(f"time to first token: {seconds(output['seconds'])}; {output['cached_tokens']:,} tokens came from the cache")
+    with working("the engine starts, and answers"):
+        _, first, answer = generate(request(directory, model))
+    say(f"time to first token: {seconds(first['seconds'])}, {first['cached_tokens']:,} tokens from the cache")
     pages = list(directory.rglob("*.bin"))
     say(f"{len(pages)} pages on the mount, {mebibytes(sum(page.stat().st_size for page in pages))}")
+    say(f"answer: {' '.join(map(str, answer['tokens']))}")
     if phase == "cold":
-        answer_file.write_text(json.dumps(output))
+        answer_file.write_text(json.dumps({"tokens": answer["tokens"], "seconds": first["seconds"]}))
         return
     cold = json.loads(answer_file.read_text())
-    if output["tokens"] != cold["tokens"]:
+    if answer["tokens"] != cold["tokens"]:
         sys.exit("demo: the answers differ: that must not happen, please report it")
-    say(f"the same answer as before, first token {cold['seconds'] / output['seconds']:,.0f} times sooner")
+    say(f"the same answer as before, first token {cold['seconds'] / first['seconds']:,.0f} times sooner")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The directory that an engine caches in: a kvfs mount, or a plain tmpfs to tell the engine's faults from ours."""
+"""The directory that an engine caches in: a kvfs mount, or a plain tmpfs to tell its faults from ours."""
 
 from __future__ import annotations
 
@@ -70,14 +70,19 @@ class MountedCache(PlainCache):
 
 @contextmanager
 def open_cache(
-    directory: Path, user: User, *, plain: bool, environment: Mapping[str, str] | None = None
+    directory: Path,
+    user: User,
+    *,
+    plain: bool,
+    pool_bytes: int = POOL_BYTES,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[PlainCache]:
     """An empty cache directory below ``directory`` that ``user`` may write in."""
     if plain:
-        options = f"size={POOL_BYTES},huge=within_size,mode=0770,uid={user.uid},gid={user.gid}"
+        options = f"size={pool_bytes},huge=within_size,noatime,mode=0770,uid={user.uid},gid={user.gid}"
         with raw_tmpfs(directory / "mnt", options) as path:
             yield PlainCache(path, user)
         return
     owner = f"{user.uid}:{user.gid}"
-    with KvfsMount(directory, POOL_BYTES, "--owner", owner, environment=environment) as mount:
+    with KvfsMount(directory, pool_bytes, "--owner", owner, environment=environment) as mount:
         yield MountedCache(mount, user)

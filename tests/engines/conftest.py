@@ -37,9 +37,7 @@ def engines(scratch: Path) -> Engines:
 
 
 @pytest.fixture
-def make_cache(
-    scratch: Path, engines: Engines, request: pytest.FixtureRequest
-) -> Iterator[OpenCache]:
+def make_cache(scratch: Path, engines: Engines, request: pytest.FixtureRequest) -> Iterator[OpenCache]:
     """Opens a cache directory; takes the environment of the mount."""
     plain = os.environ.get("KVFS_ENGINES_CACHE") == "tmpfs"
     directory = scratch / f"cache-{abs(hash(request.node.nodeid)):x}"

@@ -1,4 +1,4 @@
-"""Engines as they are run in earnest: each in a process of its own, as an ordinary user, told where its cache is.
+"""Engines as they are run in earnest: each in a process of its own, as an ordinary user.
 
 The environments come from ``tests/engines/prepare``. Nothing here imports an engine; the programs in
 ``programs/`` do, each in the environment of its engine.
@@ -29,6 +29,8 @@ DEFAULT_ENVIRONMENTS = REPOSITORY / ".engines"
 ENGINE_SECONDS = 600.0
 #: Seconds until a server must answer.
 SERVER_SECONDS = 180.0
+#: How the names of variables begin that engines get from our environment.
+INHERITED = ("LANG", "LC_", "OPENBLAS_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Started:
 class Engines:
     """Starts engines as an ordinary user, who may not be allowed to enter the directory of this checkout.
 
-    ``base`` is a directory that everyone may pass through; the environments and the programs are mounted there.
+    ``base`` is a directory that everyone may pass through; environments and programs are mounted there.
     """
 
     def __init__(self, base: Path) -> None:
@@ -104,7 +106,11 @@ class Engines:
     def environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         """Quiet, offline, and the same hashes in every process."""
         return {
-            **{name: value for name, value in os.environ.items() if name.startswith(("LANG", "LC_", "OPENBLAS"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if name.startswith(("LANG", "LC_", "OPENBLAS"))
+            },
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self.home),
             "USER": self.user.name,
@@ -126,9 +132,9 @@ class Engines:
 
     @contextlib.contextmanager
     def started(self, *command: str | Path, request: str = "", **extra: str) -> Iterator[Started]:
-        """A process of the ordinary user that reads ``request``; when the block ends, it and its children are gone.
+        """A process of the ordinary user; when the block ends, it and its children are gone.
 
-        ``extra`` is added to its environment.
+        It reads ``request`` on stdin; ``extra`` is added to its environment.
         """
         self._count += 1
         output = self.home / f"{self._count}.out"

@@ -52,7 +52,16 @@ def lmcache_server(engines: Engines, directory: Path) -> Iterator[dict[str, Any]
     store = {"type": "fs", "base_path": str(directory)}
     command = (
         *(engines.directory / "vllm" / "bin" / "python", "-m", "lmcache.cli.main", "server"),
-        *("--host", "127.0.0.1", "--port", str(port), "--http-host", "127.0.0.1", "--http-port", str(http_port)),
+        *(
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--http-host",
+            "127.0.0.1",
+            "--http-port",
+            str(http_port),
+        ),
         *("--chunk-size", str(CHUNK_TOKENS), "--supported-transfer-mode", "engine_driven"),
         *("--l1-size-gb", "0.2", "--eviction-policy", "LRU", "--disable-observability"),
         *("--l2-adapter", json.dumps(store)),
@@ -70,7 +79,7 @@ def test_vllm_hits_through_a_new_lmcache_server(
 ) -> None:
     chunks = BLOCK * BLOCKS // CHUNK_TOKENS * len(prompts())
     # vLLM's kernel overrides trip over what LMCache imports when both share one process.
-    arguments = {"distributed_executor_backend": "mp"}
+    arguments: dict[str, Any] = {"distributed_executor_backend": "mp"}
     with lmcache_server(engines, cache.path) as connector:
         cold = vllm.generate(
             connector,

@@ -6,7 +6,9 @@ from tests.engines.caches import PlainCache
 from tests.engines.vllm_engine import BLOCK, BLOCKS, LAYERS, Output, Vllm, example_connector, fs_tier, prompts
 
 
-def assert_all_hit(cache: PlainCache, hits_before: int | None, warm: list[Output], uncached: list[Output]) -> None:
+def assert_all_hit(
+    cache: PlainCache, hits_before: int | None, warm: list[Output], uncached: list[Output]
+) -> None:
     """The engine took every whole block from the cache, said the same, and the mount counted its reads."""
     assert [output.tokens for output in warm] == [output.tokens for output in uncached]
     assert [output.cached_tokens for output in warm] == [BLOCK * BLOCKS] * 2
@@ -16,7 +18,9 @@ def assert_all_hit(cache: PlainCache, hits_before: int | None, warm: list[Output
         assert hits > hits_before
 
 
-def test_example_connector_hits_in_a_new_process(vllm: Vllm, cache: PlainCache, uncached: list[Output]) -> None:
+def test_example_connector_hits_in_a_new_process(
+    vllm: Vllm, cache: PlainCache, uncached: list[Output]
+) -> None:
     connector = example_connector(cache.path)
     cold = vllm.generate(connector)
     assert [output.cached_tokens for output in cold] == [0, 0]

@@ -86,7 +86,7 @@ class Vllm:
         request = {
             "model": str(self._engines.models / "tiny"),
             "prompts": prompts(),
-            "max_tokens": NEW_TOKENS,
+            "max_tokens": [NEW_TOKENS] * len(prompts()),
             "kv_transfer_config": kv_transfer_config,
             "await_files": await_files,
             "engine": {"dtype": "float32", "max_model_len": 2048, **arguments},

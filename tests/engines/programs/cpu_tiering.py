@@ -30,7 +30,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 
 class MemoryCopyWorker(OffloadingWorker):
-    """Copies whole blocks between the engine's KV cache and the region; every job is done when it is submitted."""
+    """Copies whole blocks between the engine's KV cache and the region; a job is done once submitted."""
 
     def __init__(self, kv_caches: CanonicalKVCaches, region: SharedOffloadRegion) -> None:
         self._region = region

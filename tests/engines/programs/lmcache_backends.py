@@ -1,8 +1,9 @@
 """LMCache's own storage backends, without an engine above them: store KV chunks, look them up, load them.
 
-Runs in the engines' environment: ``python lmcache_backends.py BACKEND DIRECTORY CHUNKS STEP…`` with the backend
-``fs`` or ``local_disk`` and the steps ``store`` and ``load``. Prints as its last line ``{"found": N, "equal": N,
-"bytes": N}``: how many chunks the look-up found, how many came back byte for byte, and how large one is.
+Runs in the engines' environment: ``python lmcache_backends.py BACKEND DIRECTORY CHUNKS STEP…`` with the
+backend ``fs`` or ``local_disk`` and the steps ``store`` and ``load``. Prints as its last line
+``{"found": N, "equal": N, "bytes": N}``: how many chunks the look-up found, how many came back byte for byte,
+and how large one is.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 Runs in vLLM's environment. Reads a JSON object on stdin::
 
-    {"model": DIRECTORY, "prompts": [[token, …], …], "max_tokens": N,
+    {"model": DIRECTORY, "prompts": [[token, …], …], "max_tokens": [N, …],
      "kv_transfer_config": {…} | null, "engine": {argument of LLM: value, …},
      "await_files": {"directory": DIRECTORY, "suffix": ".bin", "count": N} | null}
 
-and writes, as its last line on stdout, ``{"outputs": [{"tokens": […], "cached_tokens": N, "prompt_tokens": N,
-"seconds": S}, …]}``. ``seconds`` is the time of the whole call; with one output token, the time to first token.
-``await_files``: stay until the files are there, for connectors that write behind the engine's back.
+and writes, as its last line on stdout, ``{"outputs": [{"tokens": […], "cached_tokens": N,
+"prompt_tokens": N, "seconds": S}, …]}``. ``seconds`` is the time of the whole call; with one output token,
+the time to first token. ``await_files``: stay until the files are there, for connectors that write behind the
+engine's back.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def generate(request: dict[str, Any]) -> list[dict[str, Any]]:
     if request.get("kv_transfer_config"):
         arguments["kv_transfer_config"] = KVTransferConfig(**request["kv_transfer_config"])
     engine = LLM(**arguments)
-    sampling = SamplingParams(temperature=0, max_tokens=request["max_tokens"], ignore_eos=True)
     outputs = []
-    for tokens in request["prompts"]:
+    for tokens, count in zip(request["prompts"], request["max_tokens"], strict=True):
+        sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
         started = time.perf_counter()
         result = engine.generate([TokensPrompt(prompt_token_ids=tokens)], sampling, use_tqdm=False)[0]
         outputs.append(
