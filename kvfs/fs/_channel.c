@@ -333,6 +333,8 @@ static void channel_dealloc(ChannelObject *self) {
     /* The threads use the structure for as long as they run: without stop() it is left to the end of the process. */
     if (self->channel && !self->channel->started) {
         free(self->channel->names.slots);
+        free(self->channel->closed.slots);
+        free(self->channel->killed.slots);
         munmap(self->channel->table, self->channel->table_size * sizeof(struct record));
         PyMem_RawFree(self->channel);
     }

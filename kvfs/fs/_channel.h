@@ -51,15 +51,16 @@ struct channel_init_out {
 
 /* A file handle given by the channel itself carries this bit and the node number. */
 #define CHANNEL_NATIVE_HANDLE (UINT64_C(1) << 63)
-/* Added to the handle of a RELEASE whose writer was ended by a signal. */
+/* Added to the handle of a RELEASE whose last FLUSH came from a task that was being ended by a signal. */
 #define CHANNEL_KILLED_HANDLE (UINT64_C(1) << 62)
+/* Added to the handle of a RELEASE without any FLUSH: the program never got the descriptor, or never closed it. */
+#define CHANNEL_UNFLUSHED_HANDLE (UINT64_C(1) << 61)
 
 #define CHANNEL_MAX_WRITE (1u << 20)
 #define CHANNEL_BUFFER_BYTES (CHANNEL_MAX_WRITE + 65536)
 /* A directory listing is asked for in pieces that fit an unprivileged socket buffer. */
 #define CHANNEL_MAX_LISTING 65536u
 #define CHANNEL_PENDING 65536u
-#define CHANNEL_KILLED_SLOTS 1024u
 #define CHANNEL_TOUCHED_SLOTS 65536u
 #define CHANNEL_CACHE_SECONDS 3600u
 
@@ -89,7 +90,7 @@ struct pending_reply {
     bool read_only;
 };
 
-/* See _channel_names.c. Guarded by channel.lock. */
+/* A multiset of (number, name); see _channel_names.c. Locking is the caller's. */
 struct names {
     uint64_t *slots, slot_count, used;
 };
@@ -105,11 +106,11 @@ struct channel {
     pthread_mutex_t lock;
     struct record *table;
     uint64_t table_size;
-    struct names names;
+    struct names names; /* the names that exist, each with its directory's number; guarded by channel.lock */
     uint64_t touched[CHANNEL_TOUCHED_SLOTS];
     uint32_t touched_count;
     struct pending_reply pending[CHANNEL_PENDING];
-    uint64_t killed[CHANNEL_KILLED_SLOTS]; /* answers thread only; 0 is free */
+    struct names closed, killed; /* handles of drafts, by who sent their last FLUSH; answers thread only */
     _Atomic uint64_t init_unique;
     uint32_t init_flags, init_flags2;
     _Atomic int passthrough_active;

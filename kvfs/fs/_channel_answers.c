@@ -55,28 +55,24 @@ static bool killed_by_signal(uint32_t task) {
     return (flags & TASK_EXITING) && (status & 0x7f);
 }
 
-static void note_killed(struct channel *channel, uint64_t handle, bool killed) {
-    uint64_t *free_slot = NULL;
-    for (size_t slot = 0; slot < CHANNEL_KILLED_SLOTS; slot++) {
-        if (channel->killed[slot] == handle) {
-            if (!killed)
-                channel->killed[slot] = 0;
-            return;
-        }
-        if (!channel->killed[slot] && !free_slot)
-            free_slot = &channel->killed[slot];
-    }
-    if (killed && free_slot)
-        *free_slot = handle;
+/* Remembers who closed a descriptor last: of several that share the handle (fork, dup) the last one counts. */
+static void note_flush(struct channel *channel, uint64_t handle, bool killed) {
+    struct names *now = killed ? &channel->killed : &channel->closed;
+    names_remove(killed ? &channel->closed : &channel->killed, handle, "", 0);
+    if (!names_has(now, handle, "", 0))
+        names_add(now, handle, "", 0);
 }
 
-static bool take_killed(struct channel *channel, uint64_t handle) {
-    for (size_t slot = 0; slot < CHANNEL_KILLED_SLOTS; slot++)
-        if (channel->killed[slot] == handle) {
-            channel->killed[slot] = 0;
-            return true;
-        }
-    return false;
+static uint64_t take_flush(struct channel *channel, uint64_t handle) {
+    if (names_has(&channel->closed, handle, "", 0)) {
+        names_remove(&channel->closed, handle, "", 0);
+        return handle;
+    }
+    if (names_has(&channel->killed, handle, "", 0)) {
+        names_remove(&channel->killed, handle, "", 0);
+        return handle | CHANNEL_KILLED_HANDLE;
+    }
+    return handle | CHANNEL_UNFLUSHED_HANDLE;
 }
 
 static bool answer_open(struct channel *channel, struct request *request) {
@@ -166,8 +162,7 @@ static bool answer_getattr(struct channel *channel, struct request *request) {
 static bool answer_release(struct channel *channel, struct request *request) {
     struct fuse_release_in *in = request->body;
     if (!(in->fh & CHANNEL_NATIVE_HANDLE)) {
-        if (take_killed(channel, in->fh))
-            in->fh |= CHANNEL_KILLED_HANDLE;
+        in->fh = take_flush(channel, in->fh);
         return false;
     }
     pthread_mutex_lock(&channel->lock);
@@ -188,7 +183,7 @@ static bool answer_flush(struct channel *channel, struct request *request) {
     bool draft = record && record->write_fd >= 0;
     pthread_mutex_unlock(&channel->lock);
     if (draft && !(in->fh & CHANNEL_NATIVE_HANDLE))
-        note_killed(channel, in->fh, killed_by_signal(request->header->pid));
+        note_flush(channel, in->fh, killed_by_signal(request->header->pid));
     channel_reply(channel, request->header->unique, 0, NULL, 0);
     return true;
 }

@@ -1,5 +1,5 @@
-/* Which names exist, as a set of 64-bit fingerprints of (directory, name): a look-up of a name that is certainly
- * not there is answered without Python. Open addressing with linear probing; a multiset, so that two names with
+/* Multisets of 64-bit fingerprints of (number, name). One holds the names that exist, each with the number of its
+ * directory: a look-up of a name that is certainly not there is answered without Python. Open addressing with linear probing; a multiset, so that two names with
  * one fingerprint are two members and removing one leaves the other.
  */
 #include "_channel.h"

@@ -23,6 +23,8 @@ NATIVE_HANDLE = 1 << 63
 """Marks a handle that the native half gave; the rest of the bits are the entry's number."""
 KILLED_HANDLE = 1 << 62
 """Added to the handle of a RELEASE whose program was ended by a signal."""
+UNFLUSHED_HANDLE = 1 << 61
+"""Added to the handle of a RELEASE whose program never closed a descriptor: ended before open returned one."""
 
 WANTED_DESCRIPTORS = 1 << 17
 TABLE_SIZE = 1 << 24

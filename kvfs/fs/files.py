@@ -14,7 +14,7 @@ import pyfuse3
 import trio
 from pyfuse3 import FUSEError
 
-from kvfs.fs.channel import KILLED_HANDLE, NATIVE_HANDLE
+from kvfs.fs.channel import KILLED_HANDLE, NATIVE_HANDLE, UNFLUSHED_HANDLE
 from kvfs.index import Entry
 from kvfs.opening import Openings
 from kvfs.pool import INLINE_CLOSE_BYTES, Pool
@@ -80,13 +80,16 @@ class Files:
         if handle_number & NATIVE_HANDLE:
             self._release_native(handle_number & ~NATIVE_HANDLE)
             return
-        killed = bool(handle_number & KILLED_HANDLE)
-        handle_number &= ~KILLED_HANDLE
+        killed, unflushed = handle_number & KILLED_HANDLE, handle_number & UNFLUSHED_HANDLE
+        handle_number &= ~(KILLED_HANDLE | UNFLUSHED_HANDLE)
         if self._texts.pop(handle_number, None) is not None:
             return
         handle = self._handles.pop(handle_number)
         if handle.writes:
-            self._pool.remove_writer(handle.entry, "killed" if killed else "")
+            # Programs that never own a descriptor (io_uring's direct ones) do not flush either: with bytes in
+            # the file they get the benefit of the doubt.
+            ended = killed or (unflushed and self._pool.status(handle.entry).st_size == 0)
+            self._pool.remove_writer(handle.entry, "killed" if ended else "")
         else:
             self._openings.close_reading(handle.entry)
 
