@@ -20,8 +20,10 @@ class Holding:
         "backing_id",
         "epoch",
         "failure",
+        "kept_if_empty",
         "read_fd",
         "readers",
+        "replaced",
         "retry_until",
         "sealing",
         "sized",
@@ -41,6 +43,11 @@ class Holding:
         """Why the draft must not become a page; empty while nothing is known against it."""
         self.sized = False
         """Whether a program gave the file its size, so that holes are meant."""
+        self.kept_if_empty = True
+        """Whether an empty draft may be what its writer wants, though the writer failed: not where it was
+        made, or had bytes, when the writing began."""
+        self.replaced = False
+        """Whether a new draft has all names of the page: its bytes belong to its readers."""
         self.sealing = False
         self.retry_until = 0.0
         """Until then (trio's clock) the draft waits for the open that was answered ESTALE."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -124,13 +125,23 @@ class Openings:
         pool = self._pool
         if entry.parent is None and entry.holding is None:
             raise StalePage("the file was removed")
-        holding = pool.hold(entry)
-        pool.add_writer(entry)
+        holding = self._add_writer(entry)
         if truncate:
+            holding.kept_if_empty = holding.kept_if_empty and not os.fstat(holding.write_fd).st_size
             os.ftruncate(holding.write_fd, 0)
             holding.sized = False
             holding.failure = ""
         pool.face.publish(entry)
+        return holding
+
+    def _add_writer(self, entry: Entry) -> Holding:
+        pool = self._pool
+        holding = pool.hold(entry)
+        try:
+            pool.add_writer(entry)
+        except OSError:  # the page that it was must not stay a draft
+            pool.sealer.schedule(entry)
+            raise
         return holding
 
     async def _make_draft(self, entry: Entry, truncate: bool) -> None:
@@ -152,13 +163,22 @@ class Openings:
             finally:
                 del self._replacing[entry]
                 done.set()
+                self._leave_page(entry)
             raise StalePage("readers keep the old page; the name has a new draft")
         self.unseal(entry)
 
+    def _leave_page(self, entry: Entry) -> None:
+        """A page stays, for its readers or, where the new draft could not be made, for all: opens of it are
+        answered without us again."""
+        if entry.parent is not None and entry.holding is not None:
+            self._pool.face.publish(entry)
+        self._pool.settle(entry)
+
     async def _reopen_removed(self, entry: Entry) -> None:
         """A removed page that is still open is opened again for writing (through /proc): nobody can find it
-        by name, so its bytes may change."""
-        if entry.holding is None:
+        by name, so its bytes may change. Not those of a page whose names were given to a new draft: whoever
+        opens it now had looked up the name before."""
+        if entry.holding is None or entry.holding.replaced:
             raise StalePage("the file was removed")
         self._pool.face.withdraw(entry)
         entry.state = DRAFT
@@ -190,11 +210,12 @@ class Openings:
     async def _replace(self, entry: Entry, truncate: bool) -> None:
         """Puts a new draft under every name of a page that readers hold."""
         pool = self._pool
-        old_fd = os.dup(pool.hold(entry).read_fd)
-        self._serial += 1
-        temporary = b".kvfs-draft-%d" % self._serial
-        new_fd = pool.tier.create(temporary)
-        try:
+        with ExitStack() as stack:
+            old_fd = os.dup(pool.hold(entry).read_fd)
+            stack.callback(os.close, old_fd)
+            temporary, new_fd = self._create_temporary()
+            stack.callback(os.close, new_fd)
+            stack.callback(self._remove_if_there, temporary)
             if not truncate:
                 size = os.fstat(old_fd).st_size
                 await pool.evictor.require(size)
@@ -204,31 +225,55 @@ class Openings:
                     pool.tier.set_attribute(new_fd, name, pool.tier.get_attribute(old_fd, name))
             if entry.parent is None:
                 raise StalePage("the page was removed meanwhile")
-            self._take_names(entry, temporary)
-        except BaseException:
-            pool.tier.unlink(temporary)
-            raise
-        finally:
-            os.close(old_fd)
-            os.close(new_fd)
+            self._take_names(entry, temporary, stack)
 
-    def _take_names(self, entry: Entry, temporary: bytes) -> None:
-        """Gives every name of a page to the file ``temporary``: on the tier, in the index, in the kernel."""
+    def _create_temporary(self) -> tuple[bytes, int]:
+        """A new file whose name no user has taken, and its descriptor."""
+        while True:
+            self._serial += 1
+            temporary = b".kvfs-draft-%d" % self._serial
+            try:
+                return temporary, self._pool.tier.create(temporary)
+            except FileExistsError:
+                continue
+
+    def _remove_if_there(self, temporary: bytes) -> None:
+        with suppress(FileNotFoundError):  # as a rule it has the name of a page by now
+            self._pool.tier.unlink(temporary)
+
+    def _take_names(self, entry: Entry, temporary: bytes, stack: ExitStack) -> None:
+        """Gives every name of a page to the file ``temporary``: on the tier, in the index, in the kernel.
+
+        What can fail comes before the first name is taken.
+        """
         pool = self._pool
         names = entry.names()
-        for parent, name in names[1:]:
-            further = temporary + b"-link"
-            pool.tier.link(temporary, further)
-            pool.tier.rename(further, parent.child_path(name))
-        (parent, name), further_names = names[0], names[1:]
-        pool.tier.rename(temporary, parent.child_path(name))
+        paths = [parent.child_path(name) for parent, name in names]
+        sources = [temporary]
+        for number, path in enumerate(paths):
+            pool.tier.stat(path)
+            if number:
+                sources.append(b"%b-%d" % (temporary, number))
+                pool.tier.link(temporary, sources[-1])
+                stack.callback(self._remove_if_there, sources[-1])
+        holding = Holding(pool.tier.open(temporary, os.O_RDONLY))
+        try:
+            for path, source in zip(paths, sources, strict=True):
+                pool.tier.rename(source, path)
+        except OSError:
+            os.close(holding.read_fd)
+            raise
+        if entry.holding is not None:
+            entry.holding.replaced = True
         pool.abandon(entry)
+        (parent, name), further_names = names[0], names[1:]
         draft = pool.index.add(parent, name, entry.owner, DRAFT)
         for further_parent, further_name in further_names:
             pool.index.add_link(draft, further_parent, further_name)
-        holding = pool.hold(draft)
+        draft.holding = holding
         holding.retry_until = trio.current_time() + RETRY_SECONDS
         holding.sized = True  # what the page had as holes, its copy has
+        holding.kept_if_empty = False
         pool.drafts.add(draft)
         pool.face.publish(draft)
         pool.sealer.schedule(draft)
@@ -246,16 +291,13 @@ class Openings:
         await self._make_draft(entry, truncate=False)
         if entry.parent is None and entry.holding is None:
             raise StalePage("the file was removed")
-        temporary = entry.holding is None or entry.holding.write_fd < 0
-        if temporary:
-            pool.hold(entry)
-            pool.add_writer(entry)
-            pool.face.publish(entry)
+        # Counted even where somebody writes already: they may close the file while this waits.
+        self._add_writer(entry)
+        pool.face.publish(entry)
         try:
             await self._set_size(entry, size)
         finally:
-            if temporary:
-                pool.remove_writer(entry)
+            pool.remove_writer(entry)
 
     @property
     def file_limit(self) -> int:
@@ -287,9 +329,12 @@ class Openings:
 
 
 def _copy(source: int, target: int, size: int) -> None:
-    """In a thread: copies a page into the draft that replaces it."""
+    """In a thread: copies a page into the draft that replaces it. StalePage when it became shorter."""
     os.ftruncate(target, size)
     fallocate(target, 0, 0, size)
     offset = 0
     while offset < size:
-        offset += os.copy_file_range(source, target, min(COPY_CHUNK, size - offset), offset, offset)
+        copied = os.copy_file_range(source, target, min(COPY_CHUNK, size - offset), offset, offset)
+        if not copied:
+            raise StalePage("the page was removed and shortened meanwhile")
+        offset += copied

@@ -122,6 +122,7 @@ class Pool:
             raise
         entry = self.index.add(parent, name, owner, DRAFT)
         entry.holding = Holding(read_fd)
+        entry.holding.kept_if_empty = False
         self._begin_writing(entry, write_fd)
         return entry
 
@@ -218,6 +219,7 @@ class Pool:
                 self.face.publish(entry)
             return -1
         self.leave_order(entry)
+        self.idle.discard(entry)
         holding = entry.holding
         if holding is None:
             self._drop_if_forgotten(entry)

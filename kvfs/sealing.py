@@ -202,10 +202,10 @@ class Sealer:
             self._push(waiting)
             return None
         size = os.fstat(holding.read_fd).st_size
-        if size == 0:  # empty files stay drafts
+        failure = holding.failure
+        if size == 0 and (holding.kept_if_empty or not failure):  # empty files stay drafts
             self._end(waiting)
             return None
-        failure = holding.failure
         sparse = not failure and has_holes(holding.read_fd, size)
         if sparse and not holding.sized:
             failure = "holes"

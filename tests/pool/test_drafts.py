@@ -226,6 +226,34 @@ async def test_a_writer_that_begins_anew_makes_it_good(pool: Pool, openings: Ope
     assert files.is_intact(pool, b"page", b"all of it")
 
 
+async def test_a_killed_writer_that_wrote_nothing_leaves_no_name(pool: Pool, expect_log: LogGuard) -> None:
+    expect_log("nothing is dropped: its writer was ended by a signal")
+    pool.remove_writer(create(pool, b"nothing"), "killed")
+    await dropped(pool, b"nothing", "killed")
+
+
+async def test_a_killed_writer_that_cut_a_page_short_leaves_no_name(
+    pool: Pool, openings: Openings, expect_log: LogGuard
+) -> None:
+    expect_log("cut is dropped: its writer was ended by a signal")
+    entry = await page(pool, b"cut", b"bytes")
+    await openings.open_writing(entry, truncate=True)
+    pool.remove_writer(entry, "killed")
+    await dropped(pool, b"cut", "killed")
+
+
+async def test_a_killed_holder_of_an_empty_lock_file_leaves_it(pool: Pool, openings: Openings) -> None:
+    entry = create(pool, b"lock")
+    pool.remove_writer(entry)
+    await settled(pool)
+    for truncate in (False, True):
+        await openings.open_writing(entry, truncate=truncate)
+        pool.remove_writer(entry, "killed")
+        await settled(pool)
+        assert pool.index.find(b"lock") is entry
+    assert not pool.counters.failures
+
+
 async def test_a_draft_whose_write_was_refused_is_dropped(
     pool: Pool, face: KernelFace, expect_log: LogGuard
 ) -> None:
