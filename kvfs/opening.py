@@ -63,11 +63,8 @@ class Openings:
             raise StalePage(str(error)) from None
         holding.readers += 1
         if entry.state == SEALED:
-            pool.counters.hits += 1
-            entry.hits += 1
             pool.idle.discard(entry)
-            if entry.hotter is not None:
-                pool.policy.touch(entry)
+            pool.count_hits(entry, 1)
         pool.face.publish(entry)
         return holding
 

@@ -362,11 +362,18 @@ class Pool:
             entry = self.index.by_number(number)
             if entry is None:
                 continue
-            self.counters.hits += opens
-            entry.hits += opens
             self.idle.touch(entry)
-            if entry.hotter is not None:
-                self.policy.touch(entry)
+            self.count_hits(entry, opens)
+
+    def count_hits(self, entry: Entry, opens: int) -> None:
+        """A page was opened for reading: it is hot, in the order now and for the next daemon."""
+        self.counters.hits += opens
+        entry.hits += opens
+        if entry.hotter is not None:
+            self.policy.touch(entry)
+        if entry.holding is not None and entry.holding.backing_id <= 0:
+            # The kernel may have the bytes, and then reads nothing: this sets the access time in its place.
+            os.pread(entry.holding.read_fd, 1, 0)
 
     # Attributes
 

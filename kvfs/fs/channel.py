@@ -24,7 +24,7 @@ NATIVE_HANDLE = 1 << 63
 KILLED_HANDLE = 1 << 62
 """Added to the handle of a RELEASE whose program was ended by a signal."""
 UNFLUSHED_HANDLE = 1 << 61
-"""Added to the handle of a RELEASE whose program never closed a descriptor: ended before open returned one."""
+"""Added to the handle of a RELEASE whose program never closed a descriptor: it ended inside open."""
 
 WANTED_DESCRIPTORS = 1 << 17
 TABLE_SIZE = 1 << 24
