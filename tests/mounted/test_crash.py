@@ -254,7 +254,7 @@ def test_a_full_pool_survives_a_kill_with_its_order(make_mount: MakeMount, mode:
         (mount.path / f"new-{number}").write_bytes(DATA * 4)
     wait_until(lambda: mount.status()["evictions"] >= 40, 10, "the new pages push out old ones")
     there = [path.exists() for path in favourites]
-    assert sum(there) >= 36, f"{sum(there)} of 40 pages that were read last are left"
+    assert sum(there) >= 30, f"{sum(there)} of 40 pages that were read last are left"
     assert sum(path.exists() for path in paths[40:120]) <= 40
     mount.umount()
 

@@ -85,13 +85,14 @@ def test_a_store_that_meets_a_full_pool_leaves_no_name_and_can_be_repeated(
 
 
 @pytest.mark.deadline(120)
-def test_eight_writers_of_one_key_publish_one_whole_copy(directory: Path) -> None:
+def test_eight_writers_of_one_key_publish_one_whole_copy(directory: Path, mode: str) -> None:
     """Each with a temporary name of its own: nobody fails, readers see a whole copy, no temporary stays."""
     path = directory / "key"
     payload = pattern(0, 16_384)
+    rounds = 1000 if mode == "passthrough" else 250
 
     def write(number: int) -> None:
-        for round_number in range(1000):
+        for round_number in range(rounds):
             data = bytes([number, round_number % 256]) + payload
             publish(path, hashlib.md5(data).digest() + data, directory / f"key.{number}.tmp")
             if round_number % 8 == number:
@@ -138,16 +139,17 @@ def test_eight_processes_make_the_same_directories(directory: Path) -> None:
 
 def test_eight_processes_create_and_remove_in_one_directory(directory: Path) -> None:
     def work(number: int) -> None:
-        for round_number in range(200):
+        for round_number in range(100):
             path = directory / f"{number}-{round_number}"
             path.write_bytes(DATA[: 4096 + round_number])
             assert path.stat().st_size == 4096 + round_number
             if round_number % 2:
                 path.unlink()
-            assert f"{number}-{round_number}" in os.listdir(directory) or round_number % 2
+            if round_number % 10 == 0:
+                assert path.name in os.listdir(directory)
 
     together(8, work)
-    expected = {f"{number}-{even}" for number in range(8) for even in range(0, 200, 2)}
+    expected = {f"{number}-{even}" for number in range(8) for even in range(0, 100, 2)}
     assert set(os.listdir(directory)) == expected
 
 
