@@ -101,7 +101,8 @@ class KernelChannel:
             holding.read_fd,
             holding.write_fd,
             max(holding.backing_id, 0),
-            entry.state == SEALED,
+            # Of a removed page the pool waits for the last close, so that it is told of each.
+            entry.state == SEALED and entry.parent is not None,
             owner.mode,
             owner.uid,
             owner.gid,

@@ -42,7 +42,7 @@ class KernelFace:
         record = self.records.setdefault(entry.number, Record(holding, sealed=False))
         if record.holding is not holding:
             self.faults.append(f"{entry.number}: another holding is published before the first was released")
-        record.sealed = entry.state == SEALED
+        record.sealed = entry.state == SEALED and entry.parent is not None
 
     def withdraw(self, entry: Entry) -> int:
         record = self.records.get(entry.number)
