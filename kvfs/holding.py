@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
 from typing import Protocol
 
 from kvfs.index import Entry
+from kvfs.page import Owner
 
 
 class Holding:
@@ -163,3 +165,12 @@ def detach(entry: Entry, face: Face) -> int:
 def close(entry: Entry, face: Face) -> None:
     """Ends an entry's holding."""
     os.close(detach(entry, face))
+
+
+def removed_status(owner: Owner) -> os.stat_result:
+    """What fstat shows of a directory, fifo or socket that is open and has no name any more."""
+    now = time.time_ns()
+    seconds = now // 10**9
+    fields = (owner.mode, 0, 0, 0, owner.uid, owner.gid, 0, seconds, seconds, seconds)
+    times = dict.fromkeys(("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), now)
+    return os.stat_result(fields, {"st_blocks": 0, "st_blksize": 4096, **times})

@@ -262,7 +262,7 @@ class Openings:
             raise
         if entry.holding is not None:
             entry.holding.replaced = True
-        pool.abandon(entry)
+        pool.abandon(entry, names)
         (parent, name), further_names = names[0], names[1:]
         draft = pool.index.add(parent, name, entry.owner, DRAFT)
         for further_parent, further_name in further_names:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import time
 
 import trio
 
@@ -17,7 +16,7 @@ from kvfs import holding as holdings
 from kvfs.counters import Counters, LimitedLog
 from kvfs.errors import AttributeMissing, NoSuchPage, NotSupported, StalePage
 from kvfs.holding import Face, Holding, IdleHoldings, NoFace
-from kvfs.index import DRAFT, OTHER, SEALED, UNCHECKED, Directory, Entry, Index
+from kvfs.index import DRAFT, OTHER, SEALED, Directory, Entry, Index
 from kvfs.page import OWNER, Owner
 from kvfs.policy import LeastRecentlyUsed
 from kvfs.room import Evictor
@@ -26,18 +25,6 @@ from kvfs.syscalls import RENAME_EXCHANGE
 from kvfs.tiers.dram import DramTier
 
 log = logging.getLogger("kvfs.pool")
-
-INLINE_CLOSE_BYTES = 1 << 20
-"""Freeing more memory than this is left to a thread."""
-
-
-def removed_status(owner: Owner) -> os.stat_result:
-    """What fstat shows of a directory, fifo or socket that is open and has no name any more."""
-    now = time.time_ns()
-    seconds = now // 10**9
-    fields = (owner.mode, 0, 0, 0, owner.uid, owner.gid, 0, seconds, seconds, seconds)
-    times = dict.fromkeys(("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), now)
-    return os.stat_result(fields, {"st_blocks": 0, "st_blksize": 4096, **times})
 
 
 class Pool:
@@ -89,23 +76,32 @@ class Pool:
             return os.fstat(entry.holding.read_fd)
         if entry is not self.index.root and entry.parent is None:
             if entry.state == OTHER:
-                return removed_status(entry.owner)
+                return holdings.removed_status(entry.owner)
             raise StalePage(f"entry {entry.number} has no name any more")
         try:
             return self.tier.stat(entry.path())
         except FileNotFoundError:
-            self.vanished(entry)
-            raise NoSuchPage(entry.path().decode(errors="backslashreplace")) from None
+            raise self.vanished(entry) from None
 
-    def vanished(self, entry: Entry) -> None:
-        """A name is in the index but not on the tier: somebody removed it there, and they are right."""
+    def vanished(self, entry: Entry) -> NoSuchPage:
+        """A name is in the index but not on the tier: somebody removed it there, and they are right. Forgets
+        it, and with it what was in a directory, but not a link that is still there."""
         self.counters.misses["vanished"] += 1
         name = entry.path().decode(errors="backslashreplace")
         self._log.warning("vanished", f"{name} is gone from the tier behind our back: forgotten")
         if isinstance(entry, Directory):
             for child in list(entry.children.values()):
                 self.vanished(child)
-        self.remove_everywhere(entry)
+        names = entry.names()
+        self.abandon(entry, [names[0], *(link for link in names[1:] if not self._is_there(*link))])
+        return NoSuchPage(name)
+
+    def _is_there(self, parent: Directory, name: bytes) -> bool:
+        try:
+            self.tier.stat(parent.child_path(name))
+        except FileNotFoundError:
+            return False
+        return True
 
     # New entries
 
@@ -224,7 +220,7 @@ class Pool:
         if holding is None:
             self._drop_if_forgotten(entry)
             return -1
-        if holding.in_use or self.face.withdraw(entry):
+        if self.face.withdraw(entry) or holding.in_use:
             return -1  # whoever has it open keeps it; the rest comes with their release
         return self._end(entry)
 
@@ -257,9 +253,9 @@ class Pool:
             elif not entry.holding.in_use:
                 os.close(self._end(entry))
 
-    def abandon(self, entry: Entry) -> None:
-        """Takes all names of an entry out of the index: on the tier they mean another file already."""
-        for parent, name in entry.names():
+    def abandon(self, entry: Entry, names: list[tuple[Directory, bytes]]) -> None:
+        """Takes names of an entry out of the index: on the tier they mean another file already, or none."""
+        for parent, name in names:
             self.face.invalidate(parent.number, name)
             self.index.remove(parent, name)
         fd = self._detached(entry)
@@ -281,8 +277,7 @@ class Pool:
             try:
                 entry.holding = Holding(self.tier.open(entry.path(), os.O_RDONLY))
             except FileNotFoundError:
-                self.vanished(entry)
-                raise NoSuchPage(entry.path().decode(errors="backslashreplace")) from None
+                raise self.vanished(entry) from None
             entry.holding.sized = self._is_sparse(entry.holding)
         return entry.holding
 
@@ -360,7 +355,7 @@ class Pool:
         """Takes over what the channel counted: hits, and their order for the policy."""
         for number, opens in self.face.take_touched():
             entry = self.index.by_number(number)
-            if entry is None:
+            if entry is None or not opens:  # none: of another entry, which had the number before
                 continue
             self.idle.touch(entry)
             self.count_hits(entry, opens)
@@ -401,6 +396,3 @@ class Pool:
     def unsealed(self) -> int:
         """Drafts that nobody writes any more and that are not pages yet."""
         return self.sealer.waiting
-
-    def is_page(self, entry: Entry) -> bool:
-        return entry.state in (SEALED, UNCHECKED)

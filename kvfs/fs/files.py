@@ -17,7 +17,10 @@ from pyfuse3 import FUSEError
 from kvfs.fs.channel import KILLED_HANDLE, NATIVE_HANDLE, UNFLUSHED_HANDLE
 from kvfs.index import Entry
 from kvfs.opening import Openings
-from kvfs.pool import INLINE_CLOSE_BYTES, Pool
+from kvfs.pool import Pool
+
+INLINE_CLOSE_BYTES = 1 << 20
+"""Freeing more memory than this is left to a thread."""
 
 
 @dataclass(slots=True)
