@@ -37,7 +37,7 @@ def request(directory: Path, model: str) -> dict[str, Any]:
             "kv_connector_extra_config": {
                 "spec_name": "CpuTieringSpec",
                 "spec_module_path": "cpu_tiering",
-                "cpu_bytes_to_use": 512 << 20,
+                "cpu_bytes_to_use": 1 << 30,
                 "secondary_tiers": [
                     {"type": "fs", "root_dir": str(directory), "n_read_threads": 2, "n_write_threads": 2}
                 ],
@@ -48,7 +48,11 @@ def request(directory: Path, model: str) -> dict[str, Any]:
             "suffix": ".bin",
             "count": sum(length // BLOCK_TOKENS for length in lengths),
         },
-        "engine": {"max_model_len": PROMPT_TOKENS + 1024, "max_num_batched_tokens": PROMPT_TOKENS + 1024},
+        "engine": {
+            "dtype": "fastest",
+            "max_model_len": PROMPT_TOKENS + 1024,
+            "max_num_batched_tokens": PROMPT_TOKENS + 1024,
+        },
     }
 
 
