@@ -374,7 +374,8 @@ class Pool:
 
     def set_owner(self, entry: Entry, owner: Owner) -> None:
         """Changes the shown mode, user or group."""
-        if entry.state != DRAFT:  # a draft's is stored with its digest: without one it does not outlive us
+        # A draft's is stored with its digest: without one it does not outlive us, nor does what has no name.
+        if entry.state != DRAFT and (entry.parent is not None or entry is self.index.root):
             target: bytes | int = entry.path() if entry.holding is None else entry.holding.read_fd
             self.tier.set_attribute(target, OWNER, owner.format().encode())
         entry.owner = self.index.intern(owner)

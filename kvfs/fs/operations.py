@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pyfuse3
 from pyfuse3 import FUSEError, InodeT
 
-from kvfs.errors import AttributeMissing, StalePage
+from kvfs.errors import AttributeMissing, NoSuchPage, StalePage
 from kvfs.fs import control
 from kvfs.fs.attributes import (
     ExtendedAttributes,
@@ -288,8 +288,8 @@ class Operations(pyfuse3.Operations):
             elif directory is not None and directory.children.get(name) is entry:
                 try:
                     attributes = entry_attributes(entry, self._pool.status(entry))
-                except OSError as error:
-                    raise FUSEError(error.errno or errno.EIO) from error
+                except NoSuchPage:  # it vanished from the tier, and is forgotten by now
+                    continue
                 if not pyfuse3.readdir_reply(token, name, attributes, place + 1):
                     return
                 entry.lookups += 1

@@ -105,7 +105,7 @@ class Mounted:
             case "mknod":
                 return ROOT, self.name(), stat.S_IFREG | 0o644, 0, CONTEXT
             case "mkdir":
-                return ROOT, self.name(), 0o755, CONTEXT
+                return ROOT, self.name(), stat.S_IFDIR | 0o755, CONTEXT
             case "symlink":
                 return ROOT, self.name(), b"target", CONTEXT
             case "link":
@@ -114,7 +114,7 @@ class Mounted:
                 return ROOT, name, CONTEXT
             case "rmdir":
                 directory = self.name()
-                await self.operations.mkdir(ROOT, directory, 0o755, CONTEXT)
+                await self.operations.mkdir(ROOT, directory, stat.S_IFDIR | 0o755, CONTEXT)
                 return ROOT, directory, CONTEXT
             case "rename":
                 return ROOT, name, ROOT, self.name(), 0, CONTEXT
