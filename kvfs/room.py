@@ -124,8 +124,10 @@ class Evictor:
             raise OutOfRoom(f"the pool has no room for another {format_size(size)}")
 
     async def for_a_name(self) -> None:
-        """A new file or directory found no room: evicts a few pages, so that it is worth trying again."""
-        await self.free(LEAST_FOR_A_NAME, BATCH)
+        """A new file or directory found no room: evicts what is missing for a few, so that it is worth
+        trying again."""
+        room = self._pool.tier.room()
+        await self.free(LEAST_FOR_A_NAME - room.free_bytes, BATCH - room.free_inodes)
 
     async def free(self, wanted: int, wanted_inodes: int = 0) -> int:
         """Evicts until about ``wanted`` bytes and inodes were freed; returns how many bytes were."""
