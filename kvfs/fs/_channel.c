@@ -204,14 +204,22 @@ static PyObject *channel_opens(ChannelObject *self, PyObject *node) { return wit
 static PyObject *channel_take_marks(ChannelObject *self, PyObject *node) { return with_record(self, node, take_marks); }
 static PyObject *channel_forget(ChannelObject *self, PyObject *node) { return with_record(self, node, take_forgotten); }
 
-static PyObject *channel_name_add(ChannelObject *self, PyObject *args) {
+struct name_argument {
     unsigned long long parent;
-    const char *name;
+    const char *text;
     Py_ssize_t length;
-    if (!PyArg_ParseTuple(args, "Ky#", &parent, &name, &length))
+};
+
+static bool parse_name(PyObject *args, struct name_argument *name) {
+    return PyArg_ParseTuple(args, "Ky#", &name->parent, &name->text, &name->length);
+}
+
+static PyObject *channel_name_add(ChannelObject *self, PyObject *args) {
+    struct name_argument name;
+    if (!parse_name(args, &name))
         return NULL;
     pthread_mutex_lock(&self->channel->lock);
-    bool added = names_add(&self->channel->names, parent, name, (size_t)length);
+    bool added = names_add(&self->channel->names, name.parent, name.text, (size_t)name.length);
     pthread_mutex_unlock(&self->channel->lock);
     if (!added)
         return PyErr_NoMemory();
@@ -219,13 +227,11 @@ static PyObject *channel_name_add(ChannelObject *self, PyObject *args) {
 }
 
 static PyObject *channel_name_remove(ChannelObject *self, PyObject *args) {
-    unsigned long long parent;
-    const char *name;
-    Py_ssize_t length;
-    if (!PyArg_ParseTuple(args, "Ky#", &parent, &name, &length))
+    struct name_argument name;
+    if (!parse_name(args, &name))
         return NULL;
     pthread_mutex_lock(&self->channel->lock);
-    names_remove(&self->channel->names, parent, name, (size_t)length);
+    names_remove(&self->channel->names, name.parent, name.text, (size_t)name.length);
     pthread_mutex_unlock(&self->channel->lock);
     Py_RETURN_NONE;
 }
@@ -293,13 +299,11 @@ static PyObject *notify(ChannelObject *self, int code, const struct iovec *parts
 }
 
 static PyObject *channel_invalidate_entry(ChannelObject *self, PyObject *args) {
-    unsigned long long parent;
-    const char *name;
-    Py_ssize_t length;
-    if (!PyArg_ParseTuple(args, "Ky#", &parent, &name, &length))
+    struct name_argument name;
+    if (!parse_name(args, &name))
         return NULL;
-    struct fuse_notify_inval_entry_out out = {.parent = parent, .namelen = (uint32_t)length};
-    struct iovec parts[2] = {{&out, sizeof out}, {(void *)name, (size_t)length + 1}};
+    struct fuse_notify_inval_entry_out out = {.parent = name.parent, .namelen = (uint32_t)name.length};
+    struct iovec parts[2] = {{&out, sizeof out}, {(void *)name.text, (size_t)name.length + 1}};
     return notify(self, FUSE_NOTIFY_INVAL_ENTRY, parts, 2);
 }
 
