@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ from typing import Any
 AWAIT_SECONDS = 60.0
 
 
-def await_files(directory: Path, suffix: str, count: int) -> None:
+def await_files(directory: str, suffix: str, count: int, nudge: Callable[[], object]) -> None:
+    """Nudge the engine until the files are there: it writes its last blocks while it works on others."""
     deadline = time.monotonic() + AWAIT_SECONDS
-    while (found := sum(1 for _ in directory.rglob(f"*{suffix}"))) < count:
+    while (found := sum(1 for _ in Path(directory).rglob(f"*{suffix}"))) < count:
         if time.monotonic() > deadline:
             raise TimeoutError(
                 f"{found} of {count} files *{suffix} below {directory} after {AWAIT_SECONDS} s"
             )
+        nudge()
         time.sleep(0.05)
 
 
@@ -74,7 +77,10 @@ def generate(request: dict[str, Any]) -> list[dict[str, Any]]:
             }
         )
     if awaited := request.get("await_files"):
-        await_files(Path(awaited["directory"]), awaited["suffix"], awaited["count"])
+        few = TokensPrompt(prompt_token_ids=[3, 4, 5])
+        await_files(
+            **awaited, nudge=lambda: engine.generate([few], SamplingParams(max_tokens=4), use_tqdm=False)
+        )
     return outputs
 
 
