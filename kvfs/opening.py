@@ -90,10 +90,9 @@ class Openings:
     async def _check_now(self, entry: Entry) -> None:
         pool = self._pool
         try:
-            holding = pool.hold(entry)
-        except NoSuchPage as error:
-            raise StalePage(str(error)) from None
-        fd = os.dup(holding.read_fd)
+            fd = pool.tier.open(entry.path(), os.O_RDONLY)
+        except FileNotFoundError:
+            raise StalePage(str(pool.vanished(entry))) from None
         try:
             expected = Digest.parse(pool.tier.get_attribute(fd, DIGEST))
             found = await trio.to_thread.run_sync(digest_file, fd, limiter=self._threads)
