@@ -25,7 +25,6 @@ class Holding:
         "kept_if_empty",
         "read_fd",
         "readers",
-        "replaced",
         "retry_until",
         "sealing",
         "sized",
@@ -48,8 +47,6 @@ class Holding:
         self.kept_if_empty = True
         """Whether an empty draft may be what its writer wants, though the writer failed: not where it was
         made, or had bytes, when the writing began."""
-        self.replaced = False
-        """Whether a new draft has all names of the page: its bytes belong to its readers."""
         self.sealing = False
         self.retry_until = 0.0
         """Until then (trio's clock) the draft waits for the open that was answered ESTALE."""

@@ -149,8 +149,9 @@ class Openings:
             return
         pool = self._pool
         if entry.parent is None:
-            await self._reopen_removed(entry)
-            return
+            # Whoever opens it looked the name up before it was removed or replaced. What a writer stored here
+            # nobody would find, and those who have the page open would find it changed.
+            raise StalePage("the file was removed: its bytes belong to those who have it open")
         holding = pool.hold(entry)
         if pool.face.withdraw(entry) or holding.readers or not self._is_unheld(entry):
             done = self._replacing[entry] = trio.Event()
@@ -169,15 +170,6 @@ class Openings:
         if entry.parent is not None and entry.holding is not None:
             self._pool.face.publish(entry)
         self._pool.settle(entry)
-
-    async def _reopen_removed(self, entry: Entry) -> None:
-        """A removed page that is still open is opened again for writing (through /proc): nobody can find it
-        by name, so its bytes may change. Not those of a page whose names were given to a new draft: whoever
-        opens it now had looked up the name before."""
-        if entry.holding is None or entry.holding.replaced:
-            raise StalePage("the file was removed")
-        self._pool.face.withdraw(entry)
-        entry.state = DRAFT
 
     def _is_unheld(self, entry: Entry) -> bool:
         """Whether nobody but us has the file open or mapped. Our own id and descriptor would count."""
@@ -259,8 +251,6 @@ class Openings:
         except OSError:
             os.close(holding.read_fd)
             raise
-        if entry.holding is not None:
-            entry.holding.replaced = True
         pool.abandon(entry, names)
         (parent, name), further_names = names[0], names[1:]
         draft = pool.index.add(parent, name, entry.owner, DRAFT)

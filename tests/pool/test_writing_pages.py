@@ -278,28 +278,44 @@ async def test_a_page_that_had_holes_has_them_in_its_copy(pool: Pool, openings: 
 # A removed page
 
 
-async def test_a_removed_page_that_is_still_open_can_be_written(
-    pool: Pool, openings: Openings, face: KernelFace
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_removed_page_that_is_still_open_keeps_its_bytes(
+    pool: Pool, openings: Openings, face: KernelFace, kind_of_reader: type[Reader], replaced: bool
 ) -> None:
+    """A writer had looked its name up, and was overtaken."""
     entry = await page(pool, b"page", OLD)
     entry.lookups = 1
-    fd = face.open_natively(entry)
-    assert pool.unlink(pool.index.root, b"page") == -1
-    await openings.open_writing(entry, truncate=False)  # through /proc/self/fd
-    put(entry, b"NEW")
-    assert os.pread(fd, 4, 0) == b"NEW" + OLD[3:4]
-    pool.remove_writer(entry)
-    await settled(pool)
-    assert pool.counters.sealed == 1
-    face.close_natively(pool, entry, fd)
-    assert entry.holding is None
-    with pytest.raises(StalePage):
-        await openings.open_writing(entry, truncate=False)
+    reader = kind_of_reader(pool, openings, face, entry)
+    await reader.open()
+    if replaced:
+        await page(pool, b"temporary", b"other bytes")
+        fd = pool.rename(pool.index.root, b"temporary", pool.index.root, b"page", 0)
+    else:
+        fd = pool.unlink(pool.index.root, b"page")
+    if fd >= 0:
+        os.close(fd)
+    for call in (openings.open_writing(entry, truncate=True), openings.resize(entry, 5)):
+        with pytest.raises(StalePage):
+            await call
+    assert reader.content() == OLD
+    reader.close()
     pool.forget(entry.number, 1)
+    assert pool.tier.room().used_bytes == (4096 if replaced else 0)
+
+
+async def test_a_removed_draft_can_be_opened_again(pool: Pool, openings: Openings) -> None:
+    entry = files.create(pool, b"draft")
+    put(entry, OLD)
+    assert pool.unlink(pool.index.root, b"draft") == -1
+    await openings.open_writing(entry, truncate=False)
+    await openings.resize(entry, 10)
+    pool.remove_writer(entry)
+    pool.remove_writer(entry)
     assert pool.tier.room().used_bytes == 0
+    await settled(pool)
 
 
-async def test_a_removed_page_that_is_written_is_not_let_go_of_as_an_idle_one(
+async def test_a_removed_page_is_not_among_the_idle_ones(
     pool: Pool, openings: Openings, face: KernelFace
 ) -> None:
     pool.idle.limit = 2
@@ -307,12 +323,12 @@ async def test_a_removed_page_that_is_written_is_not_let_go_of_as_an_idle_one(
     entry.lookups = 1
     fd = face.open_natively(entry)
     pool.unlink(pool.index.root, b"page")
-    await openings.open_writing(entry, truncate=False)
+    holding = await openings.open_reading(entry)
     face.close_natively(pool, entry, fd)
     for number in range(5):
         await page(pool, b"%d" % number, b"bytes")
-    put(entry, b"NEW")
-    pool.remove_writer(entry)
+    assert os.pread(holding.read_fd, len(OLD), 0) == OLD
+    openings.close_reading(entry)
     pool.forget(entry.number, 1)
 
 
