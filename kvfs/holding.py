@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import OrderedDict
 from typing import Protocol
 
 from kvfs.index import Entry
@@ -28,6 +27,7 @@ class Holding:
         "retry_until",
         "sealing",
         "sized",
+        "until_forgotten",
         "write_fd",
         "writers",
     )
@@ -47,6 +47,9 @@ class Holding:
         self.kept_if_empty = True
         """Whether an empty draft may be what its writer wants, though the writer failed: not where it was
         made, or had bytes, when the writing began."""
+        self.until_forgotten = False
+        """Whether the kernel may still open the file by its number: another one took its name by rename, and
+        who looked the name up before that is not to fail."""
         self.sealing = False
         self.retry_until = 0.0
         """Until then (trio's clock) the draft waits for the open that was answered ESTALE."""
@@ -60,13 +63,13 @@ class Face(Protocol):
     """What the pool asks of the kernel's side. The filesystem implements it; `NoFace` stands for none."""
 
     def publish(self, entry: Entry) -> None:
-        """The entry's holding, owner or state changed: answer for it from now on."""
+        """The entry's holding, its ready id, owner or state changed: answer for it from now on."""
 
     def withdraw(self, entry: Entry) -> int:
         """Opens are asked of the pool from now on; returns the handles given before and still open."""
 
-    def release(self, entry: Entry) -> None:
-        """The holding is about to be closed: forget its descriptors."""
+    def release(self, entry: Entry, backing_id: int) -> None:
+        """Nobody uses the entry, and its descriptors are about to be closed: forget all of it."""
 
     def opens(self, entry: Entry) -> int:
         """Handles that were given without asking the pool and are still open."""
@@ -96,7 +99,7 @@ class NoFace:
     def withdraw(self, entry: Entry) -> int:
         return 0
 
-    def release(self, entry: Entry) -> None: ...
+    def release(self, entry: Entry, backing_id: int) -> None: ...
 
     def opens(self, entry: Entry) -> int:
         return 0
@@ -114,45 +117,11 @@ class NoFace:
     def invalidate(self, parent: int, name: bytes) -> None: ...
 
 
-class IdleHoldings:
-    """Sealed pages that nobody uses but that can be opened without the daemon, the coldest first."""
-
-    def __init__(self, face: Face, limit: int) -> None:
-        self.face = face
-        self.limit = limit
-        self._idle: OrderedDict[Entry, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._idle)
-
-    def add(self, entry: Entry) -> None:
-        """Keeps an entry ready; lets go of the coldest ones beyond the limit."""
-        self._idle[entry] = None
-        self._idle.move_to_end(entry)
-        attempts = 0
-        while len(self._idle) > self.limit and attempts < 8:
-            attempts += 1
-            coldest = next(iter(self._idle))
-            if self.face.withdraw(coldest):
-                self.face.publish(coldest)
-                self._idle.move_to_end(coldest)
-            else:
-                self.discard(coldest)
-                close(coldest, self.face)
-
-    def touch(self, entry: Entry) -> None:
-        if entry in self._idle:
-            self._idle.move_to_end(entry)
-
-    def discard(self, entry: Entry) -> None:
-        self._idle.pop(entry, None)
-
-
 def detach(entry: Entry, face: Face) -> int:
     """Ends an entry's holding, but for the descriptor it returns: closing that one may free much memory."""
     holding = entry.holding
     assert holding is not None
-    face.release(entry)
+    face.release(entry, holding.backing_id)
     entry.holding = None
     if holding.write_fd >= 0:
         os.close(holding.write_fd)

@@ -28,7 +28,8 @@ class Entry:
     """A file or a directory: its first name, its shown owner, its place in the eviction order.
 
     ``parent`` is None once the last name is gone. ``size`` is the page's size in bytes and 0 for a draft;
-    ``lookups`` counts how often the kernel was told of the number.
+    ``lookups`` counts how often the kernel was told of the number. ``ready_id`` is the backing id of a page
+    that the channel can open although we hold no descriptor of it.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Entry:
         "number",
         "owner",
         "parent",
+        "ready_id",
         "size",
         "state",
     )
@@ -57,6 +59,7 @@ class Entry:
         self.lookups = 0
         self.links: list[tuple[Directory, bytes]] | None = None
         self.holding: Holding | None = None
+        self.ready_id = 0
         self.colder: policy.Entry | None = None
         self.hotter: policy.Entry | None = None
 

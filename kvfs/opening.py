@@ -20,8 +20,8 @@ from kvfs.errors import (
 )
 from kvfs.holding import Holding
 from kvfs.index import DRAFT, SEALED, UNCHECKED, Entry
-from kvfs.page import DIGEST, OWNER, Digest
-from kvfs.sealing import SPARSE, digest_file, lease_is_free
+from kvfs.page import DIGEST, OWNER, SPARSE, Digest
+from kvfs.sealing import digest_file, lease_is_free
 from kvfs.sizes import format_size
 from kvfs.syscalls import fallocate
 

@@ -14,7 +14,8 @@ HUGEPAGE: Final = 2 << 20
 
 DIGEST: Final = "digest"
 OWNER: Final = "owner"
-HITS: Final = "hits"
+SPARSE: Final = "sparse"
+"""Of a page that was meant to have holes."""
 USER: Final = "user."
 """What the name of a user's own attribute begins with, below the tier's prefix."""
 

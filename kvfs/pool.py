@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from contextlib import suppress
 
 import trio
 
 from kvfs import holding as holdings
 from kvfs.counters import Counters, LimitedLog
-from kvfs.errors import AttributeMissing, NoSuchPage, NotSupported, StalePage
-from kvfs.holding import Face, Holding, IdleHoldings, NoFace
+from kvfs.errors import NoSuchPage, NotSupported, StalePage
+from kvfs.holding import Face, Holding, NoFace
+from kvfs.idle import IdlePages
 from kvfs.index import DRAFT, OTHER, SEALED, Directory, Entry, Index
 from kvfs.page import OWNER, Owner
 from kvfs.policy import LeastRecentlyUsed
@@ -43,7 +45,7 @@ class Pool:
         self.policy: LeastRecentlyUsed[Entry] = LeastRecentlyUsed()
         self.counters = Counters()
         self.face: Face = NoFace()
-        self.idle = IdleHoldings(self.face, idle_limit)
+        self.idle = IdlePages(tier, idle_limit)
         self.evictor = Evictor(self, reserve_percent)
         self.sealer: Sealer
         self.drafts: set[Entry] = set()
@@ -109,9 +111,9 @@ class Pool:
         """A new empty draft, held for writing. Raises FileExistsError."""
         self._require_linked(parent)
         path = parent.child_path(name)
-        write_fd = self.tier.create(path)
+        write_fd = self.idle.open(lambda: self.tier.create(path))
         try:
-            read_fd = self.tier.open(path, os.O_RDONLY)
+            read_fd = self.idle.open(lambda: self.tier.open(path, os.O_RDONLY))
         except OSError:
             os.close(write_fd)
             self.tier.unlink(path)
@@ -162,6 +164,8 @@ class Pool:
 
     def unlink(self, parent: Directory, name: bytes) -> int:
         """Takes a name away. Returns a descriptor to close, whose closing may free much memory, or -1."""
+        if name in parent.children:
+            self.idle.secure(parent.children[name])
         try:
             self.tier.unlink(parent.child_path(name))
         except FileNotFoundError:
@@ -182,6 +186,8 @@ class Pool:
         """rename(2) with its flags. Returns a descriptor to close, of what was replaced, or -1."""
         self._require_linked(new)
         one, other = old.children.get(old_name), new.children.get(new_name)
+        if other is not None and other is not one and not flags:
+            self._keep_for_the_kernel(other)
         self.tier.rename(old.child_path(old_name), new.child_path(new_name), flags)
         if one is None:
             raise NoSuchPage("the tier knew a name that the index did not")
@@ -193,8 +199,15 @@ class Pool:
         replaced = self.index.move(old, old_name, new, new_name)
         return -1 if replaced is None else self._detached(replaced)
 
+    def _keep_for_the_kernel(self, entry: Entry) -> None:
+        """Another file is about to take the name: who has just looked it up opens this one all the same."""
+        if entry.is_file and entry.lookups and not entry.links:
+            with suppress(NoSuchPage):
+                self.hold(entry).until_forgotten = True
+
     def remove_everywhere(self, entry: Entry) -> None:
         """Unlinks every name of an entry, on the tier and in the index, and tells the kernel."""
+        self.idle.secure(entry)
         for parent, name in entry.names():
             self.face.invalidate(parent.number, name)
             try:
@@ -220,9 +233,13 @@ class Pool:
         if holding is None:
             self._drop_if_forgotten(entry)
             return -1
-        if self.face.withdraw(entry) or holding.in_use:
+        if self.face.withdraw(entry) or holding.in_use or self._is_kept(entry, holding):
             return -1  # whoever has it open keeps it; the rest comes with their release
         return self._end(entry)
+
+    @staticmethod
+    def _is_kept(entry: Entry, holding: Holding) -> bool:
+        return holding.until_forgotten and entry.lookups > 0
 
     def leave_order(self, entry: Entry) -> None:
         """The entry is no longer a page that may be evicted."""
@@ -271,21 +288,14 @@ class Pool:
 
     def hold(self, entry: Entry) -> Holding:
         """The entry's holding, opened if need be. NoSuchPage when the file has vanished."""
-        if entry.holding is None:
-            if entry.parent is None:
-                raise StalePage("the file was removed")
-            try:
-                entry.holding = Holding(self.tier.open(entry.path(), os.O_RDONLY))
-            except FileNotFoundError:
-                raise self.vanished(entry) from None
-            entry.holding.sized = self._is_sparse(entry.holding)
-        return entry.holding
-
-    def _is_sparse(self, holding: Holding) -> bool:
+        if entry.holding is not None:
+            return entry.holding
+        if entry.parent is None:
+            raise StalePage("the file was removed")
         try:
-            return bool(self.tier.get_attribute(holding.read_fd, "sparse"))
-        except AttributeMissing:
-            return False
+            return self.idle.hold(entry)
+        except FileNotFoundError:
+            raise self.vanished(entry) from None
 
     def _begin_writing(self, entry: Entry, write_fd: int) -> None:
         holding = entry.holding
@@ -305,7 +315,8 @@ class Pool:
             holding.epoch += 1
         else:
             # Not by its name: that may mean another file by now.
-            self._begin_writing(entry, os.open(f"/proc/self/fd/{holding.read_fd}", os.O_RDWR | os.O_CLOEXEC))
+            path, flags = f"/proc/self/fd/{holding.read_fd}", os.O_RDWR | os.O_CLOEXEC
+            self._begin_writing(entry, self.idle.open(lambda: os.open(path, flags)))
         holding.retry_until = 0.0
 
     def remove_writer(self, entry: Entry, failure: str = "") -> None:
@@ -343,7 +354,7 @@ class Pool:
         if holding is None or holding.in_use or holding.sealing:
             return
         if entry.parent is None:
-            if not self.face.opens(entry):
+            if not self.face.opens(entry) and not self._is_kept(entry, holding):
                 os.close(self._end(entry))
         elif entry.state == SEALED:
             self.idle.add(entry)
@@ -357,6 +368,8 @@ class Pool:
             entry = self.index.by_number(number)
             if entry is None or not opens:  # none: of another entry, which had the number before
                 continue
+            if entry.ready_id:
+                self.idle.warm(entry)
             self.idle.touch(entry)
             self.count_hits(entry, opens)
 

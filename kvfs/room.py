@@ -167,6 +167,8 @@ class Evictor:
         """Evicts one page if that frees memory now: its bytes, and the descriptor to close; -1 if not."""
         pool = self._pool
         holding = entry.holding
+        if entry.ready_id and not pool.idle.release_ready(entry):
+            return -1
         if holding is not None and (holding.in_use or pool.face.withdraw(entry)):
             if not holding.in_use:
                 pool.face.publish(entry)

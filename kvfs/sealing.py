@@ -20,7 +20,7 @@ import xxhash
 
 from kvfs.counters import LimitedLog
 from kvfs.index import DRAFT, SEALED, Entry
-from kvfs.page import DIGEST, HUGEPAGE, OWNER, Digest
+from kvfs.page import DIGEST, HUGEPAGE, OWNER, SPARSE, Digest
 
 if TYPE_CHECKING:
     from kvfs.holding import Holding
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from kvfs.tiers.dram import DramTier
 
 log = logging.getLogger("kvfs.sealing")
-
-SPARSE = "sparse"
-"""The attribute of a page that was meant to have holes."""
 
 FIRST_RETRY = 0.005
 LAST_RETRY = 1.0

@@ -132,7 +132,8 @@ static bool answer_getattr(struct channel *channel, struct request *request) {
     uint64_t nodeid = request->header->nodeid;
     pthread_mutex_lock(&channel->lock);
     struct record *record = channel_record(channel, nodeid);
-    bool answered = record && (record->flags & RECORD_KNOWN) && fstat(record->read_fd, &status) == 0;
+    bool answered = record && (record->flags & RECORD_KNOWN) && record->read_fd >= 0 &&
+                    fstat(record->read_fd, &status) == 0;
     if (answered) {
         out.attr_valid = (record->flags & RECORD_SEALED) ? CHANNEL_CACHE_SECONDS : 0;
         out.attr.mode = record->mode;
@@ -262,7 +263,7 @@ static void remember(struct channel *channel, struct request *request) {
         const struct fuse_open_in *in = request->body;
         slot->nodeid = header->nodeid;
         slot->opcode = header->opcode;
-        slot->read_only = header->opcode == FUSE_OPEN && (in->flags & O_ACCMODE) == O_RDONLY;
+        slot->read_only = header->opcode == FUSE_OPEN && (in->flags & (O_ACCMODE | O_TRUNC)) == O_RDONLY;
         atomic_store_explicit(&slot->unique, header->unique, memory_order_release);
     } else if (header->opcode == FUSE_READDIRPLUS) {
         struct fuse_read_in *in = request->body;

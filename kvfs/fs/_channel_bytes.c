@@ -18,12 +18,28 @@ static int file_of(struct channel *channel, uint64_t nodeid, bool writing) {
     return fd;
 }
 
+static char zeros[CHANNEL_MAX_WRITE]; /* never written */
+
+/* Whether the file holds nothing but zeros there, which need not be read: the first touch of a mapping that a program
+ * is about to fill. */
+static bool is_unwritten(int fd, uint64_t offset, size_t size) {
+    struct stat status;
+    if (fstat(fd, &status) != 0 || offset + size > (uint64_t)status.st_size)
+        return false;
+    off_t data = lseek(fd, (off_t)offset, SEEK_DATA);
+    return data < 0 ? errno == ENXIO : (uint64_t)data >= offset + size;
+}
+
 bool answer_read(struct channel *channel, struct request *request, char *buffer) {
     const struct fuse_read_in *in = request->body;
     int fd = file_of(channel, request->header->nodeid, false);
     if (fd < 0)
         return false;
     size_t size = in->size < CHANNEL_MAX_WRITE ? in->size : CHANNEL_MAX_WRITE, done = 0;
+    if (is_unwritten(fd, in->offset, size)) {
+        channel_reply(channel, request->header->unique, 0, zeros, size);
+        return true;
+    }
     while (done < size) {
         ssize_t part = pread(fd, buffer + done, size - done, in->offset + done);
         if (part < 0 && errno == EINTR)

@@ -91,16 +91,18 @@ class KernelChannel:
     # Face
 
     def publish(self, entry: Entry) -> None:
-        holding = entry.holding
-        assert holding is not None
-        if not holding.backing_id and self._native.passthrough_active:
-            holding.backing_id = self._backing_id(holding.read_fd)
-        owner = entry.owner
+        holding, owner = entry.holding, entry.owner
+        read_fd = write_fd = -1
+        backing_id = entry.ready_id
+        if holding is not None:
+            if not holding.backing_id and self._native.passthrough_active:
+                holding.backing_id = self._backing_id(holding.read_fd)
+            read_fd, write_fd, backing_id = holding.read_fd, holding.write_fd, holding.backing_id
         self._native.publish(
             entry.number,
-            holding.read_fd,
-            holding.write_fd,
-            max(holding.backing_id, 0),
+            read_fd,
+            write_fd,
+            max(backing_id, 0),
             # Of a removed page the pool waits for the last close, so that it is told of each.
             entry.state == SEALED and entry.parent is not None,
             owner.mode,
@@ -123,17 +125,14 @@ class KernelChannel:
     def withdraw(self, entry: Entry) -> int:
         return self._native.withdraw(entry.number)
 
-    def release(self, entry: Entry) -> None:
-        holding = entry.holding
-        assert holding is not None
+    def release(self, entry: Entry, backing_id: int) -> None:
         self._native.forget(entry.number)
-        if holding.backing_id > 0:
+        if backing_id > 0:
             try:
-                self._native.backing_close(holding.backing_id)
+                self._native.backing_close(backing_id)
             except OSError as error:
                 if error.errno not in (errno.ENODEV, errno.ENOTCONN, errno.EPERM):
                     raise
-            holding.backing_id = 0
 
     def opens(self, entry: Entry) -> int:
         return self._native.opens(entry.number)

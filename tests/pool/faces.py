@@ -51,7 +51,7 @@ class KernelFace:
         record.sealed = False
         return record.opens
 
-    def release(self, entry: Entry) -> None:
+    def release(self, entry: Entry, backing_id: int) -> None:
         record = self.records.pop(entry.number, None)
         if record is not None and record.opens:
             self.faults.append(f"{entry.number}: released while {record.opens} handles are open")

@@ -17,7 +17,7 @@ from kvfs.index import DRAFT, OTHER, SEALED, UNCHECKED
 from kvfs.opening import Openings
 from kvfs.page import DIGEST, OWNER, Digest, Owner, digest_of
 from kvfs.pool import Pool
-from kvfs.sealing import SPARSE
+from kvfs.page import SPARSE
 from kvfs.tiers.dram import DramTier
 from tests.conftest import LogGuard
 from tests.pool import files

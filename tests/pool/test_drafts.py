@@ -16,7 +16,7 @@ from kvfs.index import DRAFT, SEALED
 from kvfs.opening import Openings
 from kvfs.page import DIGEST, OWNER, Digest, digest_of
 from kvfs.pool import Pool
-from kvfs.sealing import SPARSE
+from kvfs.page import SPARSE
 from tests.conftest import LogGuard
 from tests.pool import files
 from tests.pool.checks import check_pool

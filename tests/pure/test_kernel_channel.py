@@ -76,7 +76,7 @@ def test_a_page_is_answered_for_from_its_publication_to_its_release(connected: C
     assert channel.take_touched() == [(page.number, 1)]
     assert channel.withdraw(page) == 1
     wire.pass_on(fuse.OPEN, page.number, fuse.open_in(os.O_RDONLY))
-    channel.release(page)
+    channel.release(page, page.holding.backing_id if page.holding else 0)
     assert channel.opens(page) == 0
     wire.pass_on(fuse.GETATTR, page.number, bytes(16))
 
@@ -127,7 +127,7 @@ def test_a_refused_file_switches_passthrough_off_and_is_logged_once(
     assert "refused" in channel.passthrough_reason
     opened = wire.ask(fuse.OPEN, page.number, fuse.open_in(os.O_RDONLY))
     assert OPEN_OUT.unpack(opened.payload)[2] == 0
-    channel.release(page)
+    channel.release(page, page.holding.backing_id if page.holding else 0)
     assert len(caplog.messages) == 1
 
 
@@ -175,7 +175,7 @@ def test_a_file_has_one_backing_id_from_publication_to_release(
         assert ids.open == {expected}
         opened = wire.ask(fuse.OPEN, page.number, fuse.open_in(os.O_RDONLY))
         assert OPEN_OUT.unpack(opened.payload)[2] == expected
-        channel.release(page)
+        channel.release(page, page.holding.backing_id if page.holding else 0)
         assert ids.open == set()
         assert page.holding is not None
         assert page.holding.backing_id == 0

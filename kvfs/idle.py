@@ -1,0 +1,135 @@
+"""Which pages can be opened without the daemon, and what that costs: descriptors and backing ids."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+
+from kvfs.errors import AttributeMissing
+from kvfs.holding import Face, Holding, NoFace, close
+from kvfs.index import Entry
+from kvfs.page import SPARSE
+from kvfs.tiers.base import Tier
+
+READY_LIMIT = 1 << 18
+
+
+class IdlePages:
+    """Sealed pages that nobody uses but that can be opened without the daemon.
+
+    Up to ``limit`` of them keep their descriptor, the hottest ones, so that the channel can also tell their
+    attributes. Beyond, a page keeps its backing id alone: that costs the kernel a few hundred bytes and us no
+    descriptor.
+    """
+
+    def __init__(self, tier: Tier, limit: int) -> None:
+        self.face: Face = NoFace()
+        self.limit = limit
+        self.ready = 0
+        """Pages with a backing id and no descriptor."""
+        self._tier = tier
+        self._idle: OrderedDict[Entry, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def add(self, entry: Entry) -> None:
+        """Keeps an entry ready; takes the descriptors of the coldest ones beyond the limit."""
+        self._idle[entry] = None
+        self._idle.move_to_end(entry)
+        self._shrink(self.limit, attempts=8)
+
+    def give_up_descriptors(self) -> None:
+        """Closes every descriptor that nobody uses now."""
+        self._shrink(0, attempts=len(self._idle))
+
+    def _shrink(self, limit: int, attempts: int) -> None:
+        while len(self._idle) > limit and attempts > 0:
+            attempts -= 1
+            coldest = next(iter(self._idle))
+            if self.face.withdraw(coldest):
+                self.face.publish(coldest)
+                self._idle.move_to_end(coldest)
+            else:
+                self.discard(coldest)
+                self._let_go(coldest)
+
+    def _let_go(self, entry: Entry) -> None:
+        holding = entry.holding
+        assert holding is not None
+        if holding.backing_id <= 0 or self.ready >= READY_LIMIT:
+            close(entry, self.face)
+            return
+        entry.ready_id, entry.holding = holding.backing_id, None
+        self.ready += 1
+        self.face.publish(entry)  # first: the channel looks at the descriptor until it is told otherwise
+        os.close(holding.read_fd)
+
+    def _take_ready_id(self, entry: Entry) -> int:
+        """The id of a page that gets a descriptor again, or loses its name; 0 if it has none."""
+        backing_id, entry.ready_id = entry.ready_id, 0
+        self.ready -= bool(backing_id)
+        return backing_id
+
+    def touch(self, entry: Entry) -> None:
+        if entry in self._idle:
+            self._idle.move_to_end(entry)
+
+    def discard(self, entry: Entry) -> None:
+        self._idle.pop(entry, None)
+
+    # Opening
+
+    def open(self, open_file: Callable[[], int]) -> int:
+        """Opens a file; where descriptors have run out, those that nobody uses now are given up first."""
+        try:
+            return open_file()
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+        self.give_up_descriptors()
+        return open_file()
+
+    def hold(self, entry: Entry) -> Holding:
+        """The holding of an entry that has a name, opened if need be. FileNotFoundError if it vanished."""
+        if entry.holding is None:
+            holding = Holding(self.open(lambda: self._tier.open(entry.path(), os.O_RDONLY)))
+            holding.backing_id = self._take_ready_id(entry)
+            holding.sized = self._is_sparse(holding.read_fd)
+            entry.holding = holding
+        return entry.holding
+
+    def _is_sparse(self, fd: int) -> bool:
+        try:
+            return bool(self._tier.get_attribute(fd, SPARSE))
+        except AttributeMissing:
+            return False
+
+    def warm(self, entry: Entry) -> None:
+        """A page without a descriptor is used: with one, the channel answers for its attributes too."""
+        with suppress(FileNotFoundError):
+            self.hold(entry)
+            self.face.publish(entry)
+            self.add(entry)
+
+    def secure(self, entry: Entry) -> None:
+        """Before a name goes: a page without a descriptor gets one if somebody has it open, whose fstat still
+        has to be answered; if nobody has, its id goes."""
+        if not entry.ready_id or self.release_ready(entry):
+            return
+        try:
+            self.hold(entry)
+            self.face.publish(entry)
+        except FileNotFoundError:  # vanished: nothing can be told of it
+            self.face.release(entry, self._take_ready_id(entry))
+
+    def release_ready(self, entry: Entry) -> bool:
+        """Lets go of a ready id, so that it is no user of the file; false if somebody has the page open."""
+        if self.face.withdraw(entry):
+            self.face.publish(entry)
+            return False
+        self.face.release(entry, self._take_ready_id(entry))
+        return True
