@@ -101,10 +101,20 @@ class Daemon:
         pyfuse3.init(Operations(pool, files, control), session, set())
         try:
             trio.run(self._main, channel, status, ready, strict_exception_groups=True)
+        except BaseException as error:
+            self._cut()
+            raise _only(error) from None
         finally:
             pyfuse3.close(unmount=False)
             pool.close()
             channel.stop()
+
+    def _cut(self) -> None:
+        """Ends the kernel's side at once, for which the channel waits; the pages stay."""
+        with suppress(OSError):
+            mounting.abort(self._device)
+        with suppress(OSError):
+            mounts.unmount(self._config.mountpoint, lazy=True)
 
     async def _main(self, channel: KernelChannel, status: Status, ready: int | None) -> None:
         async with trio.open_nursery() as nursery:
@@ -167,6 +177,13 @@ def _passthrough_off(config: Config) -> str:
     if os.geteuid() != 0:
         return "the kernel grants it only to root"
     return ""
+
+
+def _only(error: BaseException) -> BaseException:
+    """The one error in a group of one, however deep."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def run(config: Config, state: StateDirectory, ready: int | None = None) -> None:

@@ -203,6 +203,7 @@ class Evictor:
             if excess > 0 and await self.free(excess + self.reserve_bytes) == 0:
                 raise OutOfRoom(
                     f"the pool cannot shrink to {format_size(tier.target_bytes)}: pages of "
-                    f"{format_size(tier.room().used_bytes)} are in use"
+                    f"{format_size(tier.room().used_bytes)} are in use; end the programs that have them, or "
+                    "give it a larger --pool"
                 )
             tier.resize(tier.target_bytes)
