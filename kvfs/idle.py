@@ -98,8 +98,8 @@ class IdlePages:
         if entry.holding is None:
             holding = Holding(self.open(lambda: self._tier.open(entry.path(), os.O_RDONLY)))
             holding.backing_id = self._take_ready_id(entry)
-            holding.sized = self._is_sparse(holding.read_fd)
             entry.holding = holding
+            holding.sized = self._is_sparse(holding.read_fd)
         return entry.holding
 
     def _is_sparse(self, fd: int) -> bool:
@@ -124,6 +124,11 @@ class IdlePages:
             self.hold(entry)
             self.face.publish(entry)
         except FileNotFoundError:  # vanished: nothing can be told of it
+            self.face.release(entry, self._take_ready_id(entry))
+
+    def forget(self, entry: Entry) -> None:
+        """The kernel knows nothing more of an entry without a name: a ready id that was still open goes."""
+        if entry.ready_id:
             self.face.release(entry, self._take_ready_id(entry))
 
     def release_ready(self, entry: Entry) -> bool:

@@ -188,7 +188,12 @@ class Pool:
         one, other = old.children.get(old_name), new.children.get(new_name)
         if other is not None and other is not one and not flags:
             self._keep_for_the_kernel(other)
-        self.tier.rename(old.child_path(old_name), new.child_path(new_name), flags)
+        try:
+            self.tier.rename(old.child_path(old_name), new.child_path(new_name), flags)
+        except OSError:
+            if other is not None:
+                self.settle(other)
+            raise
         if one is None:
             raise NoSuchPage("the tier knew a name that the index did not")
         if flags & RENAME_EXCHANGE:
@@ -231,6 +236,8 @@ class Pool:
         self.idle.discard(entry)
         holding = entry.holding
         if holding is None:
+            if entry.ready_id:
+                self.idle.release_ready(entry)
             self._drop_if_forgotten(entry)
             return -1
         if self.face.withdraw(entry) or holding.in_use or self._is_kept(entry, holding):
@@ -256,6 +263,7 @@ class Pool:
 
     def _drop_if_forgotten(self, entry: Entry) -> None:
         if not entry.lookups:
+            self.idle.forget(entry)
             self.index.drop(entry)
 
     def forget(self, number: int, lookups: int) -> None:
@@ -266,7 +274,7 @@ class Pool:
         entry.lookups = max(0, entry.lookups - lookups)
         if entry.lookups == 0 and entry.parent is None and entry is not self.index.root:
             if entry.holding is None:
-                self.index.drop(entry)
+                self._drop_if_forgotten(entry)
             elif not entry.holding.in_use:
                 os.close(self._end(entry))
 

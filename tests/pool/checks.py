@@ -56,12 +56,21 @@ def check_states(pool: Pool) -> None:
 
 def check_holdings(pool: Pool, face: KernelFace) -> None:
     idle = set(pool.idle._idle)
+    ids: list[int] = []
+    ready = 0
     for entry in pool.index.entries():
         holding = entry.holding
+        if entry.ready_id:
+            assert holding is None
+            assert entry.state == SEALED
+            assert entry.parent is not None
+            ready += 1
+            ids.append(entry.ready_id)
         if holding is None:
             assert entry not in idle
-            assert entry.number not in face.records
+            assert (entry.number in face.records) == (entry.ready_id != 0)
             continue
+        ids.append(holding.backing_id)
         assert holding.readers >= 0
         assert (holding.write_fd >= 0) == (holding.writers > 0)
         if entry in idle:
@@ -69,8 +78,11 @@ def check_holdings(pool: Pool, face: KernelFace) -> None:
             assert entry.parent is not None
             assert not holding.in_use
         else:
-            assert holding.in_use or holding.sealing or face.opens(entry), (
+            kept = holding.until_forgotten and entry.parent is None and entry.lookups > 0
+            assert holding.in_use or holding.sealing or face.opens(entry) or kept, (
                 f"{entry.name!r} is held, and nobody would ever let go of it"
             )
     numbers = {entry.number for entry in pool.index.entries()}
     assert set(face.records) <= numbers
+    assert sorted(face.ids) == sorted(backing_id for backing_id in ids if backing_id)
+    assert pool.idle.ready == ready

@@ -111,6 +111,7 @@ def pool(tier: DramTier, face: KernelFace) -> Iterator[Pool]:
         check_pool(pool, face)
     finally:
         pool.close()
+        face.end()
 
 
 @pytest.fixture

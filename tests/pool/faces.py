@@ -15,7 +15,8 @@ from kvfs.pool import Pool
 class Record:
     """What the pool published of an entry, as the channel's table has it."""
 
-    holding: Holding
+    holding: Holding | None
+    backing_id: int
     sealed: bool
     opens: int = 0
 
@@ -25,24 +26,44 @@ class KernelFace:
     """Implements `kvfs.holding.Face`. ``faults`` lists what the pool did that no kernel would forgive."""
 
     records: dict[int, Record] = field(default_factory=dict)
+    ids: dict[int, int] = field(default_factory=dict)
+    """Backing ids, each with the descriptor of its file that a real kernel keeps."""
     marks: dict[int, tuple[bool, bool]] = field(default_factory=dict)
     touched: Counter[int] = field(default_factory=Counter)
     names: Counter[tuple[int, bytes]] = field(default_factory=Counter)
     invalidated: list[tuple[int, bytes]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    next_id: int = 1
 
     # What the pool calls
 
     def publish(self, entry: Entry) -> None:
-        holding = entry.holding
-        assert holding is not None
+        holding, backing_id = entry.holding, entry.ready_id
+        if holding is not None:
+            self._check_descriptors(entry, holding)
+            if not holding.backing_id:
+                holding.backing_id = self._new_id(holding.read_fd)
+            backing_id = holding.backing_id
+        if backing_id not in self.ids:
+            self.faults.append(f"{entry.number}: published with an id that is closed")
+        sealed = entry.state == SEALED and entry.parent is not None
+        record = self.records.setdefault(entry.number, Record(holding, backing_id, sealed))
+        if record.backing_id != backing_id:
+            self.faults.append(f"{entry.number}: another id is published before the first was released")
+        record.holding, record.sealed = holding, sealed
+
+    def _check_descriptors(self, entry: Entry, holding: Holding) -> None:
         status = os.fstat(holding.read_fd)
         if holding.write_fd >= 0 and os.fstat(holding.write_fd).st_ino != status.st_ino:
             self.faults.append(f"{entry.number}: the descriptors are of two files")
-        record = self.records.setdefault(entry.number, Record(holding, sealed=False))
-        if record.holding is not holding:
-            self.faults.append(f"{entry.number}: another holding is published before the first was released")
-        record.sealed = entry.state == SEALED and entry.parent is not None
+        backing = self.ids.get(holding.backing_id)
+        if backing is not None and os.fstat(backing).st_ino != status.st_ino:
+            self.faults.append(f"{entry.number}: the id is of another file")
+
+    def _new_id(self, fd: int) -> int:
+        backing_id, self.next_id = self.next_id, self.next_id + 1
+        self.ids[backing_id] = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        return backing_id
 
     def withdraw(self, entry: Entry) -> int:
         record = self.records.get(entry.number)
@@ -55,6 +76,8 @@ class KernelFace:
         record = self.records.pop(entry.number, None)
         if record is not None and record.opens:
             self.faults.append(f"{entry.number}: released while {record.opens} handles are open")
+        if backing_id > 0:
+            os.close(self.ids.pop(backing_id))
 
     def opens(self, entry: Entry) -> int:
         record = self.records.get(entry.number)
@@ -81,13 +104,22 @@ class KernelFace:
 
     # What the kernel does
 
+    def end(self) -> None:
+        """The connection ends, and with it every id."""
+        while self.ids:
+            os.close(self.ids.popitem()[1])
+
+    def can_open_natively(self, entry: Entry) -> bool:
+        record = self.records.get(entry.number)
+        return record is not None and record.sealed
+
     def open_natively(self, entry: Entry) -> int:
         """A program opens a page for reading and the pool is not asked: a descriptor of the file."""
+        assert self.can_open_natively(entry), "the pool would be asked"
         record = self.records[entry.number]
-        assert record.sealed, "the pool would be asked"
         record.opens += 1
         self.touched[entry.number] += 1
-        return os.open(f"/proc/self/fd/{record.holding.read_fd}", os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{self.ids[record.backing_id]}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close_natively(self, pool: Pool, entry: Entry, fd: int) -> None:
         """The program closes it; the pool hears of that where the record was withdrawn."""

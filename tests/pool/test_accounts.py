@@ -126,7 +126,7 @@ class Programs:
         if found is None:
             return
         entry = self.known(found[2])
-        if entry.state == SEALED and entry.holding is not None and self.choices.random() < 0.5:
+        if self.face.can_open_natively(entry) and self.choices.random() < 0.5:
             fd = self.face.open_natively(entry)
             close = lambda: self.face.close_natively(self.pool, entry, fd)  # noqa: E731
         else:

@@ -15,9 +15,8 @@ from kvfs import adoption, opening
 from kvfs.errors import StalePage
 from kvfs.index import DRAFT, OTHER, SEALED, UNCHECKED
 from kvfs.opening import Openings
-from kvfs.page import DIGEST, OWNER, Digest, Owner, digest_of
+from kvfs.page import DIGEST, OWNER, SPARSE, Digest, Owner, digest_of
 from kvfs.pool import Pool
-from kvfs.page import SPARSE
 from kvfs.tiers.dram import DramTier
 from tests.conftest import LogGuard
 from tests.pool import files
@@ -93,6 +92,7 @@ def pool(tier: DramTier, face: KernelFace) -> Iterator[Pool]:
         check_pool(pool, face)
     finally:
         pool.close()
+        face.end()
 
 
 async def test_names_sizes_and_owners_are_as_before(left: Left, adopted: Callable[[], Pool]) -> None:

@@ -14,9 +14,8 @@ from kvfs import sealing
 from kvfs.errors import AttributeMissing, NoSuchPage
 from kvfs.index import DRAFT, SEALED
 from kvfs.opening import Openings
-from kvfs.page import DIGEST, OWNER, Digest, digest_of
+from kvfs.page import DIGEST, OWNER, SPARSE, Digest, digest_of
 from kvfs.pool import Pool
-from kvfs.page import SPARSE
 from tests.conftest import LogGuard
 from tests.pool import files
 from tests.pool.checks import check_pool
