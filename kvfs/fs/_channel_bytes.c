@@ -24,7 +24,7 @@ static char zeros[CHANNEL_MAX_WRITE]; /* never written */
  * is about to fill. */
 static bool is_unwritten(int fd, uint64_t offset, size_t size) {
     struct stat status;
-    if (fstat(fd, &status) != 0 || offset + size > (uint64_t)status.st_size)
+    if (fstat(fd, &status) != 0 || size > (uint64_t)status.st_size || offset > (uint64_t)status.st_size - size)
         return false;
     off_t data = lseek(fd, (off_t)offset, SEEK_DATA);
     return data < 0 ? errno == ENXIO : (uint64_t)data >= offset + size;

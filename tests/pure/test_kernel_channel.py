@@ -175,10 +175,29 @@ def test_a_file_has_one_backing_id_from_publication_to_release(
         assert ids.open == {expected}
         opened = wire.ask(fuse.OPEN, page.number, fuse.open_in(os.O_RDONLY))
         assert OPEN_OUT.unpack(opened.payload)[2] == expected
-        channel.release(page, page.holding.backing_id if page.holding else 0)
-        assert ids.open == set()
         assert page.holding is not None
-        assert page.holding.backing_id == 0
+        channel.release(page, page.holding.backing_id)
+        assert ids.open == set()
+        page.holding.backing_id = 0
+
+
+def test_a_page_without_a_descriptor_is_opened_by_its_id(
+    connected: Connected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(connected)
+    monkeypatch.setattr(connected.channel, "_native", Native(connected.channel, Ids()))
+    channel, wire, page = connected.channel, connected.wire, connected.page
+    channel.publish(page)
+    holding, page.holding = page.holding, None
+    assert holding is not None
+    page.ready_id = holding.backing_id
+    channel.publish(page)
+    os.close(holding.read_fd)
+    opened = wire.ask(fuse.OPEN, page.number, fuse.open_in(os.O_RDONLY))
+    assert OPEN_OUT.unpack(opened.payload)[2] == page.ready_id
+    wire.pass_on(fuse.GETATTR, page.number, bytes(16))
+    wire.ask(fuse.RELEASE, page.number, fuse.release_in(NATIVE_HANDLE | page.number))
+    channel.release(page, page.ready_id)
 
 
 def test_the_descriptor_limit_is_raised_and_stays_raised() -> None:
