@@ -3,13 +3,16 @@
 Runs in vLLM's environment. Reads a JSON object on stdin::
 
     {"model": DIRECTORY, "prompts": [[token, …], …], "max_tokens": [N, …],
-     "kv_transfer_config": {…} | null, "engine": {argument of LLM: value, …},
+     "kv_transfer_config": {…} | null, "engine": {argument of LLM: value, …}, "forget": true | false,
      "await_files": {"directory": DIRECTORY, "suffix": ".bin", "count": N} | null}
 
 and writes, as its last line on stdout, ``{"outputs": [{"tokens": […], "cached_tokens": N,
 "prompt_tokens": N, "seconds": S}, …]}``. ``seconds`` is the time of the whole call; with one output token,
-the time to first token. ``await_files``: stay until the files are there, for connectors that write behind the
-engine's back. The engine's ``dtype`` may be ``fastest``: the one that this CPU computes fastest.
+the time to first token.
+
+- ``await_files``: stay until the files are there, for connectors that write behind the engine's back.
+- ``forget``: before each prompt, forget what the engine keeps in its own memory; the files stay.
+- The engine's ``dtype`` may be ``fastest``: the one that this CPU computes fastest.
 """
 
 from __future__ import annotations
@@ -65,6 +68,8 @@ def generate(request: dict[str, Any]) -> list[dict[str, Any]]:
     engine = LLM(**arguments)
     outputs = []
     for tokens, count in zip(request["prompts"], request["max_tokens"], strict=True):
+        if request.get("forget"):
+            engine.reset_prefix_cache(reset_connector=True)
         sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
         started = time.perf_counter()
         result = engine.generate([TokensPrompt(prompt_token_ids=tokens)], sampling, use_tqdm=False)[0]
