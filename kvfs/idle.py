@@ -109,8 +109,9 @@ class IdlePages:
             return False
 
     def warm(self, entry: Entry) -> None:
-        """A page without a descriptor is used: with one, the channel answers for its attributes too."""
-        with suppress(FileNotFoundError):
+        """A page without a descriptor is used: with one, if it can be had, the channel answers for its
+        attributes too."""
+        with suppress(OSError):
             self.hold(entry)
             self.face.publish(entry)
             self.add(entry)

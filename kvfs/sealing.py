@@ -157,13 +157,15 @@ class Sealer:
             with trio.move_on_at(self._due[0][0]):
                 await self._changed.wait()
             batch: list[_Examination] = []
+            size = 0
             while self._due and self._due[0][0] <= trio.current_time():
                 examination = self._begin(heapq.heappop(self._due)[2])
                 if examination is not None:
                     batch.append(examination)
-                if sum(one.size for one in batch) > BATCH_BYTES:
+                    size += examination.size
+                if size > BATCH_BYTES:
                     self._nursery.start_soon(self._finish, batch)
-                    batch = []
+                    batch, size = [], 0
             if batch:
                 self._nursery.start_soon(self._finish, batch)
 

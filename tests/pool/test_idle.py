@@ -55,6 +55,24 @@ async def test_a_page_that_is_used_gets_a_descriptor_again(pool: Pool, face: Ker
     check_pool(pool, face)
 
 
+async def test_a_page_that_is_used_when_descriptors_have_run_out_stays_as_it_is(
+    pool: Pool, face: KernelFace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = await page(pool, b"page", OLD)
+    fd = face.open_natively(entry)
+
+    def fail(_path: bytes, _flags: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool.tier, "open", fail)
+        pool.collect_touches()
+    assert entry.hits == 1
+    assert entry.ready_id
+    face.close_natively(pool, entry, fd)
+    check_pool(pool, face)
+
+
 async def test_a_page_without_a_descriptor_is_evicted_unless_it_is_open(pool: Pool, face: KernelFace) -> None:
     open_one, cold = await page(pool, b"open", pattern(MIB)), await page(pool, b"cold", pattern(MIB))
     fd = face.open_natively(open_one)
