@@ -272,10 +272,16 @@ static void remember(struct channel *channel, struct request *request) {
     }
 }
 
+/* False once libfuse no longer reads. A request that finds no memory is refused, and is not the end of the mount. */
 static bool forward(struct channel *channel, const void *message, size_t length) {
-    while (send(channel->outer, message, length, MSG_NOSIGNAL) < 0)
-        if (errno != EINTR)
+    while (send(channel->outer, message, length, MSG_NOSIGNAL) < 0) {
+        if (errno == EINTR)
+            continue;
+        if (errno != EMSGSIZE && errno != ENOBUFS && errno != ENOMEM)
             return false;
+        channel_reply(channel, ((const struct fuse_in_header *)message)->unique, -ENOMEM, NULL, 0);
+        return true;
+    }
     atomic_fetch_add_explicit(&channel->forwarded, 1, memory_order_relaxed);
     return true;
 }

@@ -97,6 +97,8 @@ class Wire:
     channel: Channel
     kernel: socket.socket
     libfuse: socket.socket
+    outer: socket.socket
+    """The channel's own end of the pair that libfuse reads."""
     unique: int = 0
 
     def send(self, opcode: int, node: int = 1, body: bytes = b"", pid: int = 0) -> int:
@@ -147,6 +149,13 @@ class Wire:
         return bool(select.select([self.channel.ended_fd], [], [], 0)[0])
 
 
+def is_socket(fd: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:  # that of the listing itself
+        return False
+
+
 @contextmanager
 def wire(
     tier: int, *, passthrough: bool = True, statfs: bool = True, table_size: int = 4096
@@ -155,19 +164,23 @@ def wire(
     kernel, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (kernel, device):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+    before = set(os.listdir("/proc/self/fd"))
     channel = Channel(
         device=device.detach(), tier=tier, passthrough=passthrough, statfs=statfs, table_size=table_size
     )
-    libfuse = socket.socket(fileno=os.dup(channel.session_fd))
+    known = before | {str(channel.session_fd), str(channel.ended_fd)}
+    (outer_fd,) = (int(fd) for fd in os.listdir("/proc/self/fd") if fd not in known and is_socket(int(fd)))
+    libfuse, outer = (socket.socket(fileno=os.dup(fd)) for fd in (channel.session_fd, outer_fd))
     kernel.settimeout(10)
     libfuse.settimeout(10)
     channel.start()
     try:
-        yield Wire(channel, kernel, libfuse)
+        yield Wire(channel, kernel, libfuse, outer)
     finally:
         kernel.close()
         channel.stop()
         libfuse.close()
+        outer.close()
 
 
 DATA = random.Random(5).randbytes(100_000)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import socket
 import time
 from collections import Counter
 from pathlib import Path
@@ -80,3 +82,11 @@ def test_garbage_from_libfuse_goes_to_the_kernel_which_knows_better(
         payload = choices.randbytes(choices.choice((0, 1, 15, 16, 17, 143, 144, 145, 300)))
         reply = wire.answer(request, payload, error=choices.choice((0, 0, -5)))
         assert len(reply.payload) == len(payload)
+
+
+def test_a_request_that_finds_no_memory_is_refused_and_not_the_end(wire: Wire, files: PublishedFiles) -> None:
+    wire.outer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # as little as there can be
+    big = bytes(8) + b"user.name\0" + bytes(60_000)
+    assert wire.ask(fuse.SETXATTR, PAGE, big).error == -errno.ENOMEM
+    assert wire.pass_on(fuse.SETXATTR, PAGE, big[:1000]).body == big[:1000]
+    assert not wire.has_ended()

@@ -49,7 +49,7 @@ def connected(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connec
     page = index.add(index.root, b"page", OWNER, SEALED)
     page.holding = Holding(os.open(tmp_path / "page", os.O_RDONLY))
     channel.start()
-    yield Connected(channel, Wire(channel._native, kernel, libfuse), index, page)
+    yield Connected(channel, Wire(channel._native, kernel, libfuse, libfuse), index, page)
     if page.holding is not None:
         os.close(page.holding.read_fd)
     kernel.close()
