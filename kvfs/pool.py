@@ -266,17 +266,19 @@ class Pool:
             self.idle.forget(entry)
             self.index.drop(entry)
 
-    def forget(self, number: int, lookups: int) -> None:
-        """The kernel no longer knows ``lookups`` of its references to a number."""
+    def forget(self, number: int, lookups: int) -> int:
+        """The kernel no longer knows ``lookups`` of its references to a number. Returns a descriptor to
+        close, of a file that was kept for it, or -1."""
         entry = self.index.by_number(number)
         if entry is None:
-            return
+            return -1
         entry.lookups = max(0, entry.lookups - lookups)
         if entry.lookups == 0 and entry.parent is None and entry is not self.index.root:
             if entry.holding is None:
                 self._drop_if_forgotten(entry)
             elif not entry.holding.in_use:
-                os.close(self._end(entry))
+                return self._end(entry)
+        return -1
 
     def abandon(self, entry: Entry, names: list[tuple[Directory, bytes]]) -> None:
         """Takes names of an entry out of the index: on the tier they mean another file already, or none."""

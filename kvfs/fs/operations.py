@@ -99,7 +99,7 @@ class Operations(pyfuse3.Operations):
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         for number, lookups in inode_list:
             if not self._control.is_control(number):
-                self._pool.forget(number, lookups)
+                await self._files.let_go(self._pool.forget(number, lookups))
 
     async def getattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         if self._control.is_control(inode):

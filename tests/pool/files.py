@@ -124,3 +124,10 @@ def find(pool: Pool, path: bytes) -> Entry:
     entry = pool.index.find(path)
     assert entry is not None, path
     return entry
+
+
+def forget(pool: Pool, number: int, lookups: int) -> None:
+    """The kernel forgets so many of its references to a number."""
+    fd = pool.forget(number, lookups)
+    if fd >= 0:
+        os.close(fd)

@@ -225,7 +225,7 @@ class Programs:
                 and entry not in in_use
                 and (entry.parent is None or self.choices.random() < 0.2)
             ):
-                self.pool.forget(entry.number, entry.lookups)
+                files.forget(self.pool, entry.number, entry.lookups)
 
     @staticmethod
     def let_go(fd: int) -> None:

@@ -171,7 +171,7 @@ async def test_damaged_bytes_are_never_given(
     assert pool.counters.hits == 0
     assert pool.tier.room().used_bytes == 0
     assert len(face.invalidated) == 2
-    pool.forget(entry.number, 1)
+    files.forget(pool, entry.number, 1)
 
 
 async def test_a_damaged_page_that_is_written_anew_need_not_be_checked(

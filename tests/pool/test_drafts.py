@@ -49,7 +49,7 @@ async def test_nothing_is_made_in_a_removed_directory(pool: Pool) -> None:
         pool.link(kept, directory, b"new")
     with pytest.raises(NoSuchPage):
         pool.rename(pool.index.root, b"kept", directory, b"new", 0)
-    pool.forget(directory.number, 1)
+    files.forget(pool, directory.number, 1)
     assert pool.index.by_number(directory.number) is None
 
 

@@ -97,7 +97,7 @@ async def test_a_page_without_a_descriptor_is_removed(pool: Pool, face: KernelFa
         assert os.pread(fd, len(OLD), 0) == OLD
         face.close_natively(pool, entry, fd)
     assert pool.tier.room().used_bytes == 0
-    pool.forget(entry.number, 1)
+    files.forget(pool, entry.number, 1)
     assert len(pool.index) == 1
 
 
@@ -111,7 +111,7 @@ async def test_a_page_without_a_descriptor_is_replaced_by_rename(
     fd = pool.rename(pool.index.root, b"new", pool.index.root, b"page", 0)
     if fd >= 0:
         os.close(fd)
-    pool.forget(entry.number, lookups)
+    files.forget(pool, entry.number, lookups)
     assert files.content(pool, b"page") == b"new bytes"
     assert pool.tier.room().used_bytes == 4096
     check_pool(pool, face)
@@ -131,7 +131,7 @@ async def test_a_page_without_a_descriptor_that_vanished_leaves_nothing(
     if is_open:
         assert os.pread(fd, len(OLD), 0) == OLD
         face.close_natively(pool, entry, fd)
-    pool.forget(entry.number, 1)
+    files.forget(pool, entry.number, 1)
     assert face.ids == {}
     assert len(pool.index) == 1
     assert pool.tier.room().used_bytes == 0
@@ -218,9 +218,9 @@ async def test_who_looked_a_name_up_before_a_rename_opens_what_it_was(
     assert await read(openings, old) == OLD, "and another one too"
     with pytest.raises(StalePage):
         await openings.open_writing(old, truncate=True)
-    pool.forget(old.number, 1)
+    files.forget(pool, old.number, 1)
     assert await read(openings, old) == OLD
-    pool.forget(old.number, 1)
+    files.forget(pool, old.number, 1)
     assert pool.index.by_number(old.number) is None
     assert pool.tier.room().used_bytes == 4096
     check_pool(pool, face)
@@ -236,7 +236,7 @@ async def test_a_draft_that_a_rename_replaces_is_kept_too(pool: Pool, openings: 
     pool.remove_writer(draft)
     await settled(pool)
     assert await read(openings, draft) == b"a part"
-    pool.forget(draft.number, 1)
+    files.forget(pool, draft.number, 1)
     assert pool.tier.room().used_bytes == 4096
 
 

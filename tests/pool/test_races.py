@@ -92,7 +92,7 @@ class Program:
             return
         entry.lookups += 1
         yield entry
-        self.pool.forget(entry.number, 1)
+        files.forget(self.pool, entry.number, 1)
 
     async def overwrite(self) -> None:
         with self.looked_up() as entry:

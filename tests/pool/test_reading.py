@@ -117,7 +117,7 @@ async def test_a_removed_page_is_whole_for_those_who_have_it_open(
         assert pool.tier.room().used_bytes == 0
         with pytest.raises(StalePage):
             await openings.open_reading(entry)
-        pool.forget(entry.number, 1)
+        files.forget(pool, entry.number, 1)
         assert pool.index.by_number(entry.number) is None
     assert pool.counters.misses == {"evicted": 2}
 
@@ -129,7 +129,7 @@ async def test_a_removed_page_can_be_opened_again_while_it_is_open(pool: Pool, o
     pool.unlink(pool.index.root, b"page")
     assert await read(openings, entry) == OLD
     openings.close_reading(entry)
-    pool.forget(entry.number, 1)
+    files.forget(pool, entry.number, 1)
 
 
 async def test_a_change_of_mode_does_not_keep_a_removed_page(pool: Pool, face: KernelFace) -> None:
@@ -141,7 +141,7 @@ async def test_a_change_of_mode_does_not_keep_a_removed_page(pool: Pool, face: K
     face.close_natively(pool, entry, fd)
     assert entry.holding is None
     assert pool.tier.room().used_bytes == 0
-    pool.forget(entry.number, 1)
+    files.forget(pool, entry.number, 1)
 
 
 # Removed behind our back
@@ -228,7 +228,7 @@ async def test_renaming_over_a_page_that_is_read_keeps_it_for_the_reader(
     assert files.content(pool, b"key") == b"new"
     assert os.pread(holding.read_fd, len(OLD), 0) == OLD
     openings.close_reading(old)
-    pool.forget(old.number, 1)
+    files.forget(pool, old.number, 1)
     check_pool(pool, face)
 
 
@@ -278,14 +278,14 @@ async def test_numbers_are_kept_for_as_long_as_the_kernel_knows_them(pool: Pool)
     entry.lookups = 5
     os.close(pool.unlink(pool.index.root, b"page"))
     assert pool.index.by_number(entry.number) is entry
-    pool.forget(entry.number, 4)
+    files.forget(pool, entry.number, 4)
     new = await page(pool, b"new", OLD)
     assert new.number != entry.number
-    pool.forget(entry.number, 1)
+    files.forget(pool, entry.number, 1)
     assert pool.index.by_number(entry.number) is None
-    pool.forget(entry.number, 1)
-    pool.forget(99999, 1)
-    pool.forget(1, 1 << 40)
+    files.forget(pool, entry.number, 1)
+    files.forget(pool, 99999, 1)
+    files.forget(pool, 1, 1 << 40)
     assert pool.index.by_number(1) is pool.index.root
 
 

@@ -126,7 +126,7 @@ async def test_an_evicted_page_is_a_miss_and_its_number_lives_while_the_kernel_k
     with pytest.raises(StalePage):
         pool.status(entry)
     assert pool.counters.misses == {"evicted": 1}
-    pool.forget(entry.number, 1)
+    files.forget(pool, entry.number, 1)
     assert pool.index.by_number(entry.number) is None
 
 

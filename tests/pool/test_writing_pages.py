@@ -185,7 +185,7 @@ async def test_readers_keep_the_old_page_and_the_names_get_a_draft(
     reader.close()
     await settled(pool)
     assert entry.holding is None
-    pool.forget(entry.number, 1)
+    files.forget(pool, entry.number, 1)
     assert pool.index.by_number(entry.number) is None
     used = pool.tier.stat(b"page").st_blocks * 512
     assert pool.tier.room().used_bytes == used, "the old page is freed with its last reader"
@@ -232,7 +232,7 @@ async def test_readers_that_come_late_read_the_page_that_they_found(
     openings.close_reading(entry)
     with pytest.raises(StalePage):
         await openings.open_reading(entry)
-    pool.forget(entry.number, 1)
+    files.forget(pool, entry.number, 1)
 
 
 async def test_a_draft_waits_for_the_writer_that_was_sent_back(pool: Pool, openings: Openings) -> None:
@@ -299,7 +299,7 @@ async def test_a_removed_page_that_is_still_open_keeps_its_bytes(
             await call
     assert reader.content() == OLD
     reader.close()
-    pool.forget(entry.number, 1)
+    files.forget(pool, entry.number, 1)
     assert pool.tier.room().used_bytes == (4096 if replaced else 0)
 
 
@@ -329,7 +329,7 @@ async def test_a_removed_page_is_not_among_the_idle_ones(
         await page(pool, b"%d" % number, b"bytes")
     assert os.pread(holding.read_fd, len(OLD), 0) == OLD
     openings.close_reading(entry)
-    pool.forget(entry.number, 1)
+    files.forget(pool, entry.number, 1)
 
 
 # What may happen while the bytes are copied
@@ -566,6 +566,6 @@ async def test_holdings_of_replaced_pages_do_not_pile_up(
     for reader, holding in held:
         assert os.pread(holding.read_fd, len(OLD), 0) == OLD
         openings.close_reading(reader)
-        pool.forget(reader.number, 1)
+        files.forget(pool, reader.number, 1)
     assert open_descriptors() == before
     assert len(pool.index) == 2
