@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from kvfs import policy
-from kvfs.errors import StalePage
+from kvfs.errors import NameTooLong, StalePage
 from kvfs.page import Owner
 
 if TYPE_CHECKING:
     from kvfs.holding import Holding
 
 ROOT_NUMBER = 1
+LONGEST_PATH = 4000
+"""Bytes, a little below the kernel's PATH_MAX: some of our paths begin with /proc/self/fd."""
 FIRST_NUMBER = 16
 """Numbers below it, other than the root's, are for the files that describe the mount."""
 
@@ -113,6 +115,18 @@ class Directory(Entry):
         """The relative path of a name in this directory."""
         path = self.path()
         return path + b"/" + name if path else name
+
+
+def require_reachable(directory: Directory, path_length: int) -> None:
+    """NameTooLong when something below a directory could not be named any more at its new place: the kernel
+    takes paths of so many bytes only, and a restart finds everything by its path."""
+    if path_length >= LONGEST_PATH:
+        raise NameTooLong("the path from the root of the mount is too long")
+    for name, child in directory.children.items():
+        if isinstance(child, Directory):
+            require_reachable(child, path_length + 1 + len(name))
+        elif path_length + 1 + len(name) >= LONGEST_PATH:
+            raise NameTooLong("a path below the directory would be too long")
 
 
 class Names(Protocol):

@@ -226,13 +226,13 @@ def _mount_id(information: Path) -> int | None:
     return None if match is None else int(match[1])
 
 
-def check_mountpoint(mountpoint: Path) -> None:
-    """Raises MountpointError unless the path is an empty directory."""
+def check_mountpoint(mountpoint: Path, may_hold_files: bool = False) -> None:
+    """Raises MountpointError unless the path is a directory, and an empty one unless ``may_hold_files``."""
     try:
         status = os.stat(mountpoint)
         if not stat.S_ISDIR(status.st_mode):
             raise MountpointError(f"{mountpoint} is not a directory: a filesystem needs one to be mounted on")
-        if os.listdir(mountpoint):
+        if os.listdir(mountpoint) and not may_hold_files:
             raise MountpointError(
                 f"{mountpoint} is not empty: its files would be hidden; choose an empty directory"
             )

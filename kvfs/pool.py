@@ -15,10 +15,19 @@ import trio
 
 from kvfs import holding as holdings
 from kvfs.counters import Counters, LimitedLog
-from kvfs.errors import NoSuchPage, NotSupported, StalePage
+from kvfs.errors import NameTooLong, NoSuchPage, NotSupported, StalePage
 from kvfs.holding import Face, Holding, NoFace
 from kvfs.idle import IdlePages
-from kvfs.index import DRAFT, OTHER, SEALED, Directory, Entry, Index
+from kvfs.index import (
+    DRAFT,
+    LONGEST_PATH,
+    OTHER,
+    SEALED,
+    Directory,
+    Entry,
+    Index,
+    require_reachable,
+)
 from kvfs.page import OWNER, Owner
 from kvfs.policy import LeastRecentlyUsed
 from kvfs.room import Evictor
@@ -109,8 +118,7 @@ class Pool:
 
     def create(self, parent: Directory, name: bytes, owner: Owner) -> Entry:
         """A new empty draft, held for writing. Raises FileExistsError."""
-        self._require_linked(parent)
-        path = parent.child_path(name)
+        path = self._new_path(parent, name)
         write_fd = self.idle.open(lambda: self.tier.create(path))
         try:
             read_fd = self.idle.open(lambda: self.tier.open(path, os.O_RDONLY))
@@ -126,10 +134,9 @@ class Pool:
 
     def create_other(self, parent: Directory, name: bytes, owner: Owner, content: bytes = b"") -> Entry:
         """A symlink (its target as ``content``), fifo or socket: a small file on the tier. Never a page."""
-        self._require_linked(parent)
+        path = self._new_path(parent, name)
         if stat.S_IFMT(owner.mode) not in (stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK):
             raise NotSupported("device nodes are not kept")
-        path = parent.child_path(name)
         fd = self.tier.create(path)
         try:
             self.tier.set_attribute(fd, OWNER, owner.format().encode())
@@ -142,8 +149,7 @@ class Pool:
         return self.index.add(parent, name, owner, OTHER)
 
     def create_directory(self, parent: Directory, name: bytes, owner: Owner) -> Entry:
-        self._require_linked(parent)
-        path = parent.child_path(name)
+        path = self._new_path(parent, name)
         self.tier.mkdir(path)
         self.tier.set_attribute(path, OWNER, owner.format().encode())
         return self.index.add(parent, name, owner, OTHER)
@@ -152,12 +158,20 @@ class Pool:
         if directory.parent is None and directory is not self.index.root:
             raise NoSuchPage("the directory was removed")
 
+    def _new_path(self, parent: Directory, name: bytes) -> bytes:
+        """Where a new name lies; NoSuchPage in a removed directory, NameTooLong beyond the limit."""
+        self._require_linked(parent)
+        path = parent.child_path(name)
+        if len(path) >= LONGEST_PATH:
+            raise NameTooLong("the path from the root of the mount is too long")
+        return path
+
     def link(self, entry: Entry, parent: Directory, name: bytes) -> None:
         """A hard link."""
-        self._require_linked(parent)
+        path = self._new_path(parent, name)
         if entry.parent is None:
             raise NoSuchPage("the file was removed")
-        self.tier.link(entry.path(), parent.child_path(name))
+        self.tier.link(entry.path(), path)
         self.index.add_link(entry, parent, name)
 
     # Names that go or move
@@ -186,6 +200,10 @@ class Pool:
         """rename(2) with its flags. Returns a descriptor to close, of what was replaced, or -1."""
         self._require_linked(new)
         one, other = old.children.get(old_name), new.children.get(new_name)
+        if isinstance(one, Directory):
+            require_reachable(one, len(new.child_path(new_name)))
+        if isinstance(other, Directory) and flags & RENAME_EXCHANGE:
+            require_reachable(other, len(old.child_path(old_name)))
         if other is not None and other is not one and not flags:
             self._keep_for_the_kernel(other)
         try:

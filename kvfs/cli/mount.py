@@ -122,7 +122,13 @@ def _check_place(mountpoint: Path, state: StateDirectory) -> None:
     if entries and not is_dead(mountpoint):
         raise AlreadyMounted(f"{mountpoint} is already served: see kvfs status {mountpoint}")
     mounts.clear_dead(mountpoint)
-    mounts.check_mountpoint(mountpoint)
+    # Where pages wait to be served again, programs may have written into the bare directory meanwhile.
+    waiting = bool(mounts.find(state.dram))
+    mounts.check_mountpoint(mountpoint, may_hold_files=waiting)
+    if waiting and os.listdir(mountpoint):
+        print(
+            f"kvfs: warning: files that were written into the bare {mountpoint} are hidden", file=sys.stderr
+        )
 
 
 def _check_machine() -> None:

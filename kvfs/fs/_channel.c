@@ -82,6 +82,8 @@ static int channel_init(ChannelObject *self, PyObject *args, PyObject *keywords)
     widen(ends[1]);
     channel->ended_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&channel->lock, NULL);
+    pthread_mutex_init(&channel->flushes.lock, NULL);
+    pthread_cond_init(&channel->flushes.changed, NULL);
     atomic_store(&channel->file_bytes_limit, UINT64_MAX);
     atomic_store(&channel->write_budget, INT64_MAX);
     self->channel = channel;
@@ -93,7 +95,9 @@ static PyObject *channel_start(ChannelObject *self, PyObject *Py_UNUSED(ignored)
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals belong to Python's main thread */
-    int error = pthread_create(&channel->answers_thread, NULL, channel_answers_main, channel);
+    int error = pthread_create(&channel->flushes_thread, NULL, channel_flushes_main, channel);
+    if (!error)
+        error = pthread_create(&channel->answers_thread, NULL, channel_answers_main, channel);
     if (!error) {
         error = pthread_create(&channel->replies_thread, NULL, channel_replies_main, channel);
         channel->started = !error;
@@ -113,6 +117,11 @@ static PyObject *channel_stop(ChannelObject *self, PyObject *Py_UNUSED(ignored))
         shutdown(channel->outer, SHUT_RDWR);
         pthread_join(channel->answers_thread, NULL);
         pthread_join(channel->replies_thread, NULL);
+        pthread_mutex_lock(&channel->flushes.lock);
+        channel->flushes.stopping = true;
+        pthread_cond_signal(&channel->flushes.changed);
+        pthread_mutex_unlock(&channel->flushes.lock);
+        pthread_join(channel->flushes_thread, NULL);
         Py_END_ALLOW_THREADS
     }
     close(channel->inner);
@@ -337,8 +346,8 @@ static void channel_dealloc(ChannelObject *self) {
     /* The threads use the structure for as long as they run: without stop() it is left to the end of the process. */
     if (self->channel && !self->channel->started) {
         free(self->channel->names.slots);
-        free(self->channel->closed.slots);
-        free(self->channel->killed.slots);
+        free(self->channel->flushes.closed.slots);
+        free(self->channel->flushes.killed.slots);
         munmap(self->channel->table, self->channel->table_size * sizeof(struct record));
         PyMem_RawFree(self->channel);
     }
@@ -346,7 +355,7 @@ static void channel_dealloc(ChannelObject *self) {
 }
 
 static PyMethodDef methods[] = {
-    {"start", (PyCFunction)channel_start, METH_NOARGS, "Start the two threads."},
+    {"start", (PyCFunction)channel_start, METH_NOARGS, "Start the three threads."},
     {"stop", (PyCFunction)channel_stop, METH_NOARGS, "Wait for the threads and close every descriptor."},
     {"backing_open", (PyCFunction)channel_backing_open, METH_O, "backing_open(fd) -> id"},
     {"backing_close", (PyCFunction)channel_backing_close, METH_O, "backing_close(id)"},

@@ -1,8 +1,9 @@
-/* The channel between /dev/fuse and libfuse: what its five C files share.
+/* The channel between /dev/fuse and libfuse: what its six C files share.
  *
  * _channel.c          the Python type: filling the table, backing ids, notifications, the end
  * _channel_answers.c  kernel -> libfuse: what is answered here, from the table, without Python
  * _channel_bytes.c    the bytes of open files, where the kernel does not move them
+ * _channel_flush.c    who closed a draft: a program that ends by a signal is found out here
  * _channel_names.c    which names exist, so that a look-up of another one is answered there too
  * _channel_replies.c  libfuse -> kernel: what is added to replies on their way
  */
@@ -61,6 +62,7 @@ struct channel_init_out {
 /* A directory listing is asked for in pieces that fit an unprivileged socket buffer. */
 #define CHANNEL_MAX_LISTING 65536u
 #define CHANNEL_PENDING 65536u
+#define CHANNEL_FLUSHES 1024u
 #define CHANNEL_TOUCHED_SLOTS 65536u
 #define CHANNEL_CACHE_SECONDS 3600u
 
@@ -99,10 +101,28 @@ bool names_add(struct names *names, uint64_t parent, const char *name, size_t le
 void names_remove(struct names *names, uint64_t parent, const char *name, size_t length);
 bool names_has(const struct names *names, uint64_t parent, const char *name, size_t length);
 
+/* A FLUSH of a draft that waits for its answer. */
+struct flush {
+    uint64_t unique, handle;
+    int64_t since_ms;
+    uint32_t task;
+    bool answered;
+};
+
+/* See _channel_flush.c. The ring holds what lies between head and tail, the first perhaps being looked into now. */
+struct flushes {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct flush ring[CHANNEL_FLUSHES];
+    uint64_t head, tail;
+    bool stopping;
+    struct names closed, killed; /* handles of drafts, by who sent their last FLUSH */
+};
+
 struct channel {
     int device, inner, outer, tier, ended_event;
     bool passthrough_wanted, statfs_wanted, started;
-    pthread_t answers_thread, replies_thread;
+    pthread_t answers_thread, replies_thread, flushes_thread;
     pthread_mutex_t lock;
     struct record *table;
     uint64_t table_size;
@@ -110,7 +130,7 @@ struct channel {
     uint64_t touched[CHANNEL_TOUCHED_SLOTS];
     uint32_t touched_count;
     struct pending_reply pending[CHANNEL_PENDING];
-    struct names closed, killed; /* handles of drafts, by who sent their last FLUSH; answers thread only */
+    struct flushes flushes;
     _Atomic uint64_t init_unique;
     uint32_t init_flags, init_flags2;
     _Atomic int passthrough_active;
@@ -135,6 +155,14 @@ bool answer_read(struct channel *channel, struct request *request, char *buffer)
 bool answer_write(struct channel *channel, struct request *request);
 bool answer_lseek(struct channel *channel, struct request *request);
 bool answer_fallocate(struct channel *channel, struct request *request);
+
+/* FLUSH of a draft: answered soon, and remembered for the RELEASE that follows. */
+void flush_submit(struct channel *channel, uint64_t unique, uint64_t handle, uint32_t task);
+/* Answers those that have waited too long. Called before the answers thread waits for a request. */
+void flush_expire(struct channel *channel);
+/* The handle of a RELEASE, with what its last FLUSH told. */
+uint64_t flush_taken(struct channel *channel, uint64_t handle);
+void *channel_flushes_main(void *channel);
 
 void *channel_answers_main(void *channel);
 void *channel_replies_main(void *channel);

@@ -17,8 +17,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define TASK_EXITING 0x4u /* PF_EXITING in the flags of /proc/PID/stat */
-
 ssize_t channel_reply(struct channel *channel, uint64_t unique, int error, const void *payload, size_t length) {
     struct fuse_out_header header = {(uint32_t)(sizeof header + length), error, unique};
     struct iovec parts[2] = {{&header, sizeof header}, {(void *)payload, length}};
@@ -26,53 +24,6 @@ ssize_t channel_reply(struct channel *channel, uint64_t unique, int error, const
     if (written < 0)
         atomic_fetch_add(&channel->reply_errors, 1);
     return written;
-}
-
-/* True when the task that sent this FLUSH is being ended by a signal: it is exiting, and its exit status, which
- * the kernel sets before it closes the files, names one. A task that exits normally closes its files the same way
- * but has no signal in its status. */
-static bool killed_by_signal(uint32_t task) {
-    char path[32], text[1024];
-    snprintf(path, sizeof path, "/proc/%u/stat", task);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    ssize_t length = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (length <= 0)
-        return false;
-    text[length] = 0;
-    char *cursor = strrchr(text, ')'); /* the name before it may hold anything */
-    unsigned long flags = 0, status = 0;
-    /* After the name: field 3 is the state; 9 the flags; 52 the exit status, the last. */
-    for (int field = 3; cursor && (cursor = strchr(cursor, ' ')); field++) {
-        cursor++;
-        if (field == 9)
-            flags = strtoul(cursor, NULL, 10);
-        else if (field == 52)
-            status = strtoul(cursor, NULL, 10);
-    }
-    return (flags & TASK_EXITING) && (status & 0x7f);
-}
-
-/* Remembers who closed a descriptor last: of several that share the handle (fork, dup) the last one counts. */
-static void note_flush(struct channel *channel, uint64_t handle, bool killed) {
-    struct names *now = killed ? &channel->killed : &channel->closed;
-    names_remove(killed ? &channel->closed : &channel->killed, handle, "", 0);
-    if (!names_has(now, handle, "", 0))
-        names_add(now, handle, "", 0);
-}
-
-static uint64_t take_flush(struct channel *channel, uint64_t handle) {
-    if (names_has(&channel->closed, handle, "", 0)) {
-        names_remove(&channel->closed, handle, "", 0);
-        return handle;
-    }
-    if (names_has(&channel->killed, handle, "", 0)) {
-        names_remove(&channel->killed, handle, "", 0);
-        return handle | CHANNEL_KILLED_HANDLE;
-    }
-    return handle | CHANNEL_UNFLUSHED_HANDLE;
 }
 
 static bool answer_open(struct channel *channel, struct request *request) {
@@ -163,7 +114,7 @@ static bool answer_getattr(struct channel *channel, struct request *request) {
 static bool answer_release(struct channel *channel, struct request *request) {
     struct fuse_release_in *in = request->body;
     if (!(in->fh & CHANNEL_NATIVE_HANDLE)) {
-        in->fh = take_flush(channel, in->fh);
+        in->fh = flush_taken(channel, in->fh);
         return false;
     }
     pthread_mutex_lock(&channel->lock);
@@ -184,8 +135,9 @@ static bool answer_flush(struct channel *channel, struct request *request) {
     bool draft = record && record->write_fd >= 0;
     pthread_mutex_unlock(&channel->lock);
     if (draft && !(in->fh & CHANNEL_NATIVE_HANDLE))
-        note_flush(channel, in->fh, killed_by_signal(request->header->pid));
-    channel_reply(channel, request->header->unique, 0, NULL, 0);
+        flush_submit(channel, request->header->unique, in->fh, request->header->pid);
+    else
+        channel_reply(channel, request->header->unique, 0, NULL, 0);
     return true;
 }
 
@@ -290,6 +242,7 @@ void *channel_answers_main(void *argument) {
     struct channel *channel = argument;
     char *message = malloc(CHANNEL_BUFFER_BYTES), *buffer = malloc(CHANNEL_MAX_WRITE);
     while (message && buffer) {
+        flush_expire(channel);
         ssize_t length = read(channel->device, message, CHANNEL_BUFFER_BYTES);
         if (length < 0 && (errno == EINTR || errno == EAGAIN || errno == ENOENT))
             continue; /* ENOENT: the request was aborted before it was read */

@@ -25,6 +25,7 @@ OWN = "user.kvfs."
 READ_ONLY = ("digest", "tier", "hits", "sealed")
 """Our attributes of a page. Writes to them are accepted and ignored, so that cp -a and rsync -X work."""
 LARGEST_VALUE = 65536
+"""Bytes of users' own attributes on one file, all together."""
 
 
 def entry_attributes(entry: Entry, status: os.stat_result) -> pyfuse3.EntryAttributes:
@@ -88,7 +89,16 @@ class ExtendedAttributes:
         self._require_file_or_directory(entry)
         if len(value) > LARGEST_VALUE:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
-        self._pool.tier.set_attribute(self._target(entry), name, value)
+        target = self._target(entry)
+        if len(value) + self._stored_bytes(target, name) > LARGEST_VALUE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._pool.tier.set_attribute(target, name, value)
+
+    def _stored_bytes(self, target: bytes | int, but: str) -> int:
+        """What the users' own attributes of a file occupy: the kernel does not count them in the pool."""
+        tier = self._pool.tier
+        others = [name for name in tier.list_attributes(target) if name.startswith(USER) and name != but]
+        return sum(len(name) + len(tier.get_attribute(target, name)) for name in others)
 
     def remove(self, entry: Entry, name: str) -> None:
         if name.startswith(OWN):
@@ -126,7 +136,9 @@ class ExtendedAttributes:
 
     @staticmethod
     def _require_user(name: str) -> None:
-        if not name.startswith(USER) or name == USER:
+        if name == USER:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if not name.startswith(USER):
             raise NotSupported(f"only user.* attributes are kept, not {name}")
 
     @staticmethod

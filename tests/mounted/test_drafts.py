@@ -6,6 +6,8 @@ import errno
 import mmap
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -258,3 +260,17 @@ def test_a_page_written_in_small_pieces_is_moved_into_hugepages(mount: KvfsMount
     (entry,) = (part for part in smaps.split("VmFlags") if str(path) in part)
     mapped = [int(line.split()[1]) for line in entry.splitlines() if "PmdMapped" in line]
     assert max(mapped) == 8 * 1024, entry
+
+
+@pytest.mark.deadline(30)
+def test_a_program_that_executes_another_while_it_writes_does_not_wait_for_ever(mount: KvfsMount) -> None:
+    """execve closes files under a lock that looking at the process needs."""
+    path = mount.path / "written by a program that becomes another"
+    source = (
+        f"import os; f = os.open({str(path)!r}, os.O_CREAT | os.O_WRONLY); os.write(f, b'x' * 5000); {{}}"
+    )
+    for ending in ("os.execv('/bin/true', ['true'])", "os.system('true')"):
+        subprocess.run([sys.executable, "-c", source.format(ending)], check=True, timeout=20)
+        wait_sealed(path)
+        assert path.read_bytes() == b"x" * 5000
+        path.unlink()
