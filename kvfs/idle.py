@@ -124,6 +124,7 @@ class IdlePages:
         try:
             self.hold(entry)
             self.face.publish(entry)
+            self.add(entry)  # it may have another name, and stay
         except FileNotFoundError:  # vanished: nothing can be told of it
             self.face.release(entry, self._take_ready_id(entry))
 

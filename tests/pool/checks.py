@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 from kvfs.index import DRAFT, SEALED, UNCHECKED, Directory
@@ -80,7 +81,10 @@ def check_holdings(pool: Pool, face: KernelFace) -> None:
         else:
             kept = holding.until_forgotten and entry.parent is None and entry.lookups > 0
             assert holding.in_use or holding.sealing or face.opens(entry) or kept, (
-                f"{entry.name!r} is held, and nobody would ever let go of it"
+                f"{entry.name!r} is held, and nobody would ever let go of it: state {entry.state}, "
+                f"{entry.lookups} look-ups, named {entry.parent is not None}, sized {holding.sized}, "
+                f"kept {holding.until_forgotten}, failure {holding.failure!r}, "
+                f"{os.fstat(holding.read_fd).st_size} bytes"
             )
     numbers = {entry.number for entry in pool.index.entries()}
     assert set(face.records) <= numbers

@@ -101,6 +101,16 @@ async def test_a_page_without_a_descriptor_is_removed(pool: Pool, face: KernelFa
     assert len(pool.index) == 1
 
 
+async def test_a_page_without_a_descriptor_loses_one_of_its_names(pool: Pool, face: KernelFace) -> None:
+    entry = await page(pool, b"page", OLD)
+    pool.link(entry, pool.index.root, b"link")
+    fd = face.open_natively(entry)
+    assert pool.unlink(pool.index.root, b"page") == -1
+    check_pool(pool, face)
+    face.close_natively(pool, entry, fd)
+    check_pool(pool, face)
+
+
 @pytest.mark.parametrize("lookups", [0, 1])
 async def test_a_page_without_a_descriptor_is_replaced_by_rename(
     pool: Pool, face: KernelFace, lookups: int
