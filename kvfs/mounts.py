@@ -244,3 +244,5 @@ def check_mountpoint(mountpoint: Path, may_hold_files: bool = False) -> None:
         raise MountpointError(
             f"{mountpoint} cannot be read by you: use sudo, or a directory of your own"
         ) from error
+    except OSError as error:
+        raise MountpointError(f"{str(mountpoint)[:80]}… cannot be mounted on: {error.strerror}") from error

@@ -14,15 +14,20 @@ _DURATION = re.compile(_NUMBER + r"(?P<unit>ms|s|m|h|d)?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+LONGEST_SIZE = 64
+
+
 def parse_size(text: str, total: int | None = None) -> int:
     """Bytes meant by ``text``: "64G" = "64GiB" = 64 · 2³⁰, "1.5T", "1048576", or "50%" of ``total`` bytes.
 
     Units are binary. Raises UsageError for anything else, for zero, and for a percentage where there is no
     total to take it of.
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(text.strip()) if len(text) <= LONGEST_SIZE else None
     if match is None:
-        raise UsageError(f"{text!r} is not a size: write a number and a binary unit, as in 64G, 512M or 50%")
+        raise UsageError(
+            f"{text[:LONGEST_SIZE]!r} is not a size: write a number and a binary unit, as in 64G, 512M or 50%"
+        )
     number = float(match["number"])
     if match["percent"]:
         if total is None:

@@ -68,6 +68,8 @@ class StateDirectory:
             created = not self.path.exists()
             self.path.mkdir(mode=0o700, exist_ok=True)
             parent, status = os.stat(self.path.parent), os.lstat(self.path)
+        except FileNotFoundError as error:
+            raise NotPermitted(f"{self.path.parent} cannot be made: {advice}") from error
         except PermissionError as error:
             raise NotPermitted(f"{error.filename} cannot be made by you: use sudo, or {advice}") from None
         except FileNotFoundError:
