@@ -184,7 +184,9 @@ def default_state_dir(environment: Mapping[str, str]) -> Path:
 
 
 def _default_owner(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Who called sudo, else who calls."""
+    """Who called sudo to become root, else who calls."""
+    if os.geteuid() != 0:
+        return os.getuid(), os.getgid()
     try:
         return int(environment["SUDO_UID"]), int(environment["SUDO_GID"])
     except (KeyError, ValueError):
