@@ -56,6 +56,12 @@ class StateDirectory:
         """Whether the directory is there: a daemon runs, or one crashed or kept its DRAM."""
         return self.path.is_dir()
 
+    def _make_parent(self, advice: str) -> None:
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileNotFoundError as error:  # below /proc, say
+            raise NotPermitted(f"{self.path.parent} cannot be made: {advice}") from error
+
     def create(self) -> bool:
         """Makes the directory, and its parents, for the caller alone; says whether it was missing.
 
@@ -64,12 +70,10 @@ class StateDirectory:
         """
         advice = "choose another with --state-dir"
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_parent(advice)
             created = not self.path.exists()
             self.path.mkdir(mode=0o700, exist_ok=True)
             parent, status = os.stat(self.path.parent), os.lstat(self.path)
-        except FileNotFoundError as error:
-            raise NotPermitted(f"{self.path.parent} cannot be made: {advice}") from error
         except PermissionError as error:
             raise NotPermitted(f"{error.filename} cannot be made by you: use sudo, or {advice}") from None
         except FileNotFoundError:
