@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs import mounts, syscalls
+from kvfs import mounts, opening, syscalls
 from kvfs.opening import Openings
 from kvfs.page import Owner
 from kvfs.pool import Pool
@@ -117,3 +117,15 @@ def pool(tier: DramTier, face: KernelFace) -> Iterator[Pool]:
 @pytest.fixture
 def openings(pool: Pool) -> Openings:
     return Openings(pool)
+
+
+@pytest.fixture
+def short_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft in a page's place does not wait long for its writer."""
+    monkeypatch.setattr(opening, "RETRY_SECONDS", 0.1)
+
+
+@pytest.fixture
+def open_descriptors(pool: Pool) -> Callable[[], int]:
+    """How many descriptors are open; the directories of the tier are open already."""
+    return lambda: len(os.listdir("/proc/self/fd"))

@@ -131,3 +131,24 @@ def forget(pool: Pool, number: int, lookups: int) -> None:
     fd = pool.forget(number, lookups)
     if fd >= 0:
         os.close(fd)
+
+
+async def pages(pool: Pool, count: int, size: int = MIB, prefix: bytes = b"") -> list[Entry]:
+    """Sealed pages, the first one the coldest."""
+    entries = []
+    for number in range(count):
+        entries.append(create(pool, prefix + b"%02d" % number))
+        put(entries[-1], pattern(size, number))
+        pool.remove_writer(entries[-1])
+    await settled(pool)
+    for entry in entries:
+        pool.policy.touch(entry)
+    return entries
+
+
+def left(pool: Pool) -> list[bytes]:
+    return sorted(pool.tier.list(b""))
+
+
+def names(*numbers: int) -> list[bytes]:
+    return [b"%02d" % number for number in numbers]
