@@ -323,3 +323,19 @@ def test_an_aborted_connection_ends_the_daemon(make_mount: MakeMount, scratch: P
     (mount.path / "other").write_bytes(DATA)
     assert (mount.path / "other").read_bytes() == DATA
     mount.umount()
+
+
+def test_files_written_into_the_bare_directory_do_not_keep_the_pages_away(make_mount: MakeMount) -> None:
+    """Engines go on writing after a crash; what waits in the tier is served again all the same."""
+    mount = make_mount()
+    mount.mount()
+    (mount.path / "page").write_bytes(DATA)
+    wait_sealed(mount.path / "page")
+    mount.kill_daemon()
+    subprocess.run(["umount", "-l", str(mount.path)], check=True)
+    (mount.path / "stray").write_bytes(b"on the disk")
+    mount.remount()
+    assert os.listdir(mount.path) == ["page"]
+    assert (mount.path / "page").read_bytes() == DATA
+    mount.umount()
+    (mount.path / "stray").unlink()

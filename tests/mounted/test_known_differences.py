@@ -217,3 +217,24 @@ def test_a_page_is_sealed_again_after_a_rename_over_it(directory: Path) -> None:
         assert reader.read() == DATA
     wait_sealed(path)
     assert digest(path)
+
+
+def test_all_attributes_of_a_file_together_are_bounded(directory: Path) -> None:
+    path = sealed_page(directory / "page")
+    os.setxattr(path, "user.first", b"x" * 40_000)
+    refused(errno.ENOSPC, lambda: os.setxattr(path, "user.second", b"x" * 40_000))
+    os.setxattr(path, "user.first", b"x" * 60_000)
+    os.removexattr(path, "user.first")
+    os.setxattr(path, "user.second", b"x" * 40_000)
+
+
+def test_a_directory_cannot_be_moved_where_its_files_have_too_long_a_path(directory: Path) -> None:
+    name = "n" * 250
+    for top in ("one", "other"):
+        path = directory / top
+        path.mkdir()
+        for _ in range(8):
+            path = path / name
+            path.mkdir()
+    refused(errno.ENAMETOOLONG, lambda: (directory / "one").rename(path / "moved"))
+    assert (directory / "one" / name).is_dir()
