@@ -39,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("as_root") and os.geteuid() != 0:
         pytest.skip("needs root")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("no usable /dev/fuse on this machine")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,9 +54,6 @@ def _device_for_everyone() -> Iterator[None]:
         device.chmod(mode)
     else:
         yield
-
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("no usable /dev/fuse on this machine")
 
 
 @pytest.fixture(scope="session")
