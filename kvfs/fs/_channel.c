@@ -316,15 +316,6 @@ static PyObject *channel_invalidate_entry(ChannelObject *self, PyObject *args) {
     return notify(self, FUSE_NOTIFY_INVAL_ENTRY, parts, 2);
 }
 
-static PyObject *channel_invalidate_inode(ChannelObject *self, PyObject *argument) {
-    unsigned long long node = PyLong_AsUnsignedLongLong(argument);
-    if (PyErr_Occurred())
-        return NULL;
-    struct fuse_notify_inval_inode_out out = {.ino = node, .off = 0, .len = 0};
-    struct iovec part = {&out, sizeof out};
-    return notify(self, FUSE_NOTIFY_INVAL_INODE, &part, 1);
-}
-
 static PyObject *channel_statistics(ChannelObject *self, PyObject *Py_UNUSED(ignored)) {
     struct channel *channel = self->channel;
     return Py_BuildValue("{s:K,s:K,s:K}", "answered", (unsigned long long)atomic_load(&channel->answered), "forwarded",
@@ -375,8 +366,6 @@ static PyMethodDef methods[] = {
      "take_growth() -> bytes that bounded writes added since the last call"},
     {"invalidate_entry", (PyCFunction)channel_invalidate_entry, METH_VARARGS,
      "invalidate_entry(parent, name): may block; never on the event loop"},
-    {"invalidate_inode", (PyCFunction)channel_invalidate_inode, METH_O,
-     "invalidate_inode(node): attributes and data; may block; never on the event loop"},
     {"statistics", (PyCFunction)channel_statistics, METH_NOARGS, "statistics() -> {name: count}"},
     {NULL, NULL, 0, NULL},
 };

@@ -284,10 +284,6 @@ def test_notifications_reach_the_kernel(wire: Wire) -> None:
     reply = wire.reply()
     assert (reply.error, reply.unique) == (3, 0)
     assert reply.payload == (17).to_bytes(8, "little") + (6).to_bytes(4, "little") + bytes(4) + b"a name\0"
-    wire.channel.invalidate_inode(20)
-    reply = wire.reply()
-    assert (reply.error, reply.unique) == (2, 0)
-    assert reply.payload == (20).to_bytes(8, "little") + bytes(16)
 
 
 def test_the_end_of_the_kernels_side_is_told(wire: Wire) -> None:
