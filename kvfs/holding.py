@@ -65,6 +65,9 @@ class Face(Protocol):
     def publish(self, entry: Entry) -> None:
         """The entry's holding, its ready id, owner or state changed: answer for it from now on."""
 
+    def describe(self, entry: Entry, status: os.stat_result) -> None:
+        """What stat tells of an entry for as long as it is published without a descriptor."""
+
     def withdraw(self, entry: Entry) -> int:
         """Opens are asked of the pool from now on; returns the handles given before and still open."""
 
@@ -78,11 +81,15 @@ class Face(Protocol):
         """What happened to a draft without asking the pool since the last call: whether a write was refused
         for want of room, and whether a program allocated it or punched holes into it."""
 
-    def take_touched(self) -> list[tuple[int, int]]:
-        """Numbers of entries, and how often each was opened without asking the pool since the last call."""
+    def take_lookups(self, entry: Entry) -> int:
+        """How often the kernel was told of the entry without asking the pool, since the last call."""
 
-    def name_add(self, parent: int, name: bytes) -> None:
-        """The name exists from now on, in the directory with the number ``parent``."""
+    def take_touched(self) -> list[tuple[int, int]]:
+        """Numbers of entries, and how often each was opened without asking the pool since the last call. 0
+        stands for those that were released meanwhile."""
+
+    def name_add(self, parent: int, name: bytes, number: int) -> None:
+        """The name means the entry ``number`` from now on, in the directory with the number ``parent``."""
 
     def name_remove(self, parent: int, name: bytes) -> None:
         """The name no longer exists."""
@@ -96,6 +103,8 @@ class NoFace:
 
     def publish(self, entry: Entry) -> None: ...
 
+    def describe(self, entry: Entry, status: os.stat_result) -> None: ...
+
     def withdraw(self, entry: Entry) -> int:
         return 0
 
@@ -107,10 +116,13 @@ class NoFace:
     def take_marks(self, entry: Entry) -> tuple[bool, bool]:
         return False, False
 
+    def take_lookups(self, entry: Entry) -> int:
+        return 0
+
     def take_touched(self) -> list[tuple[int, int]]:
         return []
 
-    def name_add(self, parent: int, name: bytes) -> None: ...
+    def name_add(self, parent: int, name: bytes, number: int) -> None: ...
 
     def name_remove(self, parent: int, name: bytes) -> None: ...
 

@@ -20,9 +20,8 @@ READY_LIMIT = 1 << 18
 class IdlePages:
     """Sealed pages that nobody uses but that can be opened without the daemon.
 
-    Up to ``limit`` of them keep their descriptor, the hottest ones, so that the channel can also tell their
-    attributes. Beyond, a page keeps its backing id alone: that costs the kernel a few hundred bytes and us no
-    descriptor.
+    Up to ``limit`` of them keep their descriptor, the hottest ones. Beyond, a page keeps its backing id
+    alone, and the channel a description of its file: a few hundred bytes of the kernel's, and no descriptor.
     """
 
     def __init__(self, tier: Tier, limit: int) -> None:
@@ -65,8 +64,17 @@ class IdlePages:
             return
         entry.ready_id, entry.holding = holding.backing_id, None
         self.ready += 1
+        self.face.describe(entry, os.fstat(holding.read_fd))
         self.face.publish(entry)  # first: the channel looks at the descriptor until it is told otherwise
         os.close(holding.read_fd)
+
+    def changed(self, entry: Entry) -> None:
+        """Something other than its bytes changed of a file: the channel cannot see that of one without a
+        descriptor."""
+        if entry.ready_id and entry.parent is not None:
+            with suppress(FileNotFoundError):  # whoever opens it finds that out
+                self.face.describe(entry, self._tier.stat(entry.path()))
+                self.face.publish(entry)
 
     def _take_ready_id(self, entry: Entry) -> int:
         """The id of a page that gets a descriptor again, or loses its name; 0 if it has none."""
@@ -107,14 +115,6 @@ class IdlePages:
             return bool(self._tier.get_attribute(fd, SPARSE))
         except AttributeMissing:
             return False
-
-    def warm(self, entry: Entry) -> None:
-        """A page without a descriptor is used: with one, if it can be had, the channel answers for its
-        attributes too."""
-        with suppress(OSError):
-            self.hold(entry)
-            self.face.publish(entry)
-            self.add(entry)
 
     def secure(self, entry: Entry) -> None:
         """Before a name goes: a page without a descriptor gets one if somebody has it open, whose fstat still

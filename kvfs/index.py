@@ -30,7 +30,8 @@ class Entry:
     """A file or a directory: its first name, its shown owner, its place in the eviction order.
 
     ``parent`` is None once the last name is gone. ``size`` is the page's size in bytes and 0 for a draft;
-    ``lookups`` counts how often the kernel was told of the number. ``ready_id`` is the backing id of a page
+    ``lookups`` counts how often the kernel was told of the number, but
+    for what the face counted since it was last asked. ``ready_id`` is the backing id of a page
     that the channel can open although we hold no descriptor of it.
     """
 
@@ -130,9 +131,10 @@ def require_reachable(directory: Directory, path_length: int) -> None:
 
 
 class Names(Protocol):
-    """Who wants to know which names exist, each in the directory with the number ``parent``."""
+    """Who wants to know which names exist, each in the directory with the number ``parent``, and the number
+    of what it means."""
 
-    def name_add(self, parent: int, name: bytes) -> None: ...
+    def name_add(self, parent: int, name: bytes, number: int) -> None: ...
 
     def name_remove(self, parent: int, name: bytes) -> None: ...
 
@@ -154,13 +156,13 @@ class Index:
         self._names = names
         for entry in self.entries():
             if isinstance(entry, Directory):
-                for name in entry.children:
-                    names.name_add(entry.number, name)
+                for name, child in entry.children.items():
+                    names.name_add(entry.number, name, child.number)
 
     def _insert(self, parent: Directory, name: bytes, entry: Entry) -> None:
         parent.children[name] = entry
         if self._names is not None:
-            self._names.name_add(parent.number, name)
+            self._names.name_add(parent.number, name, entry.number)
 
     def _take(self, parent: Directory, name: bytes) -> Entry:
         entry = parent.children.pop(name)
@@ -245,7 +247,8 @@ class Index:
         if first is not second:
             self._rename_link(first, (one, one_name), (other, other_name))
             self._rename_link(second, (other, other_name), (one, one_name))
-            one.children[one_name], other.children[other_name] = second, first
+            self._insert(one, one_name, second)
+            self._insert(other, other_name, first)
 
     @staticmethod
     def _rename_link(entry: Entry, old: tuple[Directory, bytes], new: tuple[Directory, bytes]) -> None:

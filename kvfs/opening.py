@@ -256,6 +256,8 @@ class Openings:
         draft = pool.index.add(parent, name, entry.owner, DRAFT)
         for further_parent, further_name in further_names:
             pool.index.add_link(draft, further_parent, further_name)
+        for any_parent, any_name in names:
+            pool.face.invalidate(any_parent.number, any_name)
         draft.holding = holding
         holding.retry_until = trio.current_time() + RETRY_SECONDS
         holding.sized = True  # what the page had as holes, its copy has

@@ -104,7 +104,10 @@ class Pool:
             for child in list(entry.children.values()):
                 self.vanished(child)
         names = entry.names()
-        self.abandon(entry, [names[0], *(link for link in names[1:] if not self._is_there(*link))])
+        gone = [names[0], *(link for link in names[1:] if not self._is_there(*link))]
+        self.abandon(entry, gone)
+        for parent, name in gone:
+            self.face.invalidate(parent.number, name)
         return NoSuchPage(name)
 
     def _is_there(self, parent: Directory, name: bytes) -> bool:
@@ -173,6 +176,7 @@ class Pool:
             raise NoSuchPage("the file was removed")
         self.tier.link(entry.path(), path)
         self.index.add_link(entry, parent, name)
+        self.idle.changed(entry)
 
     # Names that go or move
 
@@ -215,16 +219,20 @@ class Pool:
         if one is None:
             raise NoSuchPage("the tier knew a name that the index did not")
         if flags & RENAME_EXCHANGE:
+            assert other is not None
             self.index.exchange(old, old_name, new, new_name)
+            self.idle.changed(one)
+            self.idle.changed(other)
             return -1
         if one is other:  # two hard links of one file: POSIX leaves both
             return -1
         replaced = self.index.move(old, old_name, new, new_name)
+        self.idle.changed(one)
         return -1 if replaced is None else self._detached(replaced)
 
     def _keep_for_the_kernel(self, entry: Entry) -> None:
         """Another file is about to take the name: who has just looked it up opens this one all the same."""
-        if entry.is_file and entry.lookups and not entry.links:
+        if entry.is_file and self._lookups(entry) and not entry.links:
             with suppress(NoSuchPage):
                 self.hold(entry).until_forgotten = True
 
@@ -232,7 +240,6 @@ class Pool:
         """Unlinks every name of an entry, on the tier and in the index, and tells the kernel."""
         self.idle.secure(entry)
         for parent, name in entry.names():
-            self.face.invalidate(parent.number, name)
             try:
                 if isinstance(entry, Directory):
                     self.tier.rmdir(parent.child_path(name))
@@ -241,6 +248,8 @@ class Pool:
             except FileNotFoundError:
                 pass
             fd = self._detached(self.index.remove(parent, name))
+            # Last, so that no look-up comes between and tells the kernel of the name once more.
+            self.face.invalidate(parent.number, name)
             if fd >= 0:
                 os.close(fd)
 
@@ -262,9 +271,13 @@ class Pool:
             return -1  # whoever has it open keeps it; the rest comes with their release
         return self._end(entry)
 
-    @staticmethod
-    def _is_kept(entry: Entry, holding: Holding) -> bool:
-        return holding.until_forgotten and entry.lookups > 0
+    def _is_kept(self, entry: Entry, holding: Holding) -> bool:
+        return holding.until_forgotten and self._lookups(entry) > 0
+
+    def _lookups(self, entry: Entry) -> int:
+        """How often the kernel was told of an entry that it has not forgotten since."""
+        entry.lookups += self.face.take_lookups(entry)
+        return entry.lookups
 
     def leave_order(self, entry: Entry) -> None:
         """The entry is no longer a page that may be evicted."""
@@ -280,7 +293,7 @@ class Pool:
         return fd
 
     def _drop_if_forgotten(self, entry: Entry) -> None:
-        if not entry.lookups:
+        if not self._lookups(entry):
             self.idle.forget(entry)
             self.index.drop(entry)
 
@@ -290,7 +303,7 @@ class Pool:
         entry = self.index.by_number(number)
         if entry is None:
             return -1
-        entry.lookups = max(0, entry.lookups - lookups)
+        entry.lookups = max(0, self._lookups(entry) - lookups)
         if entry.lookups == 0 and entry.parent is None and entry is not self.index.root:
             if entry.holding is None:
                 self._drop_if_forgotten(entry)
@@ -299,9 +312,9 @@ class Pool:
         return -1
 
     def abandon(self, entry: Entry, names: list[tuple[Directory, bytes]]) -> None:
-        """Takes names of an entry out of the index: on the tier they mean another file already, or none."""
+        """Takes names of an entry out of the index: on the tier they mean another file already, or none. The
+        caller invalidates them, once what they mean now is in the index."""
         for parent, name in names:
-            self.face.invalidate(parent.number, name)
             self.index.remove(parent, name)
         fd = self._detached(entry)
         if fd >= 0:
@@ -394,11 +407,11 @@ class Pool:
         """Takes over what the channel counted: hits, and their order for the policy."""
         for number, opens in self.face.take_touched():
             entry = self.index.by_number(number)
-            if entry is None or not opens:  # none: of another entry, which had the number before
+            if entry is None:  # they were of a page that is gone
+                self.counters.hits += opens
                 continue
-            if entry.ready_id:
-                self.idle.warm(entry)
             self.idle.touch(entry)
+            self.idle.changed(entry)
             self.count_hits(entry, opens)
 
     def count_hits(self, entry: Entry, opens: int) -> None:
@@ -422,6 +435,7 @@ class Pool:
         entry.owner = self.index.intern(owner)
         if entry.holding is not None:
             self.face.publish(entry)
+        self.idle.changed(entry)
 
     def set_times(self, entry: Entry, access_ns: int, modification_ns: int) -> None:
         if entry.holding is not None:
@@ -429,6 +443,7 @@ class Pool:
             self.face.publish(entry)
         else:
             self.tier.utime(entry.path(), (access_ns, modification_ns))
+            self.idle.changed(entry)
 
     @property
     def pages(self) -> int:

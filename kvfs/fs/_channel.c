@@ -1,9 +1,5 @@
 /* The Python type kvfs.fs._channel.Channel; what it is for stands in channel.py. */
-#define PY_SSIZE_T_CLEAN
-#define _GNU_SOURCE
-#include <Python.h>
-
-#include "_channel.h"
+#include "_channel_python.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -23,15 +19,6 @@ struct backing_map {
 };
 #define BACKING_OPEN _IOW(229, 1, struct backing_map)
 #define BACKING_CLOSE _IOW(229, 2, uint32_t)
-
-typedef struct {
-    PyObject_HEAD
-    struct channel *channel;
-} ChannelObject;
-
-struct record *channel_record(struct channel *channel, uint64_t nodeid) {
-    return nodeid < channel->table_size ? &channel->table[nodeid] : NULL;
-}
 
 static PyObject *os_error(int error) {
     errno = error;
@@ -82,6 +69,7 @@ static int channel_init(ChannelObject *self, PyObject *args, PyObject *keywords)
     widen(ends[1]);
     channel->ended_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&channel->lock, NULL);
+    pthread_cond_init(&channel->allocated, NULL);
     pthread_mutex_init(&channel->flushes.lock, NULL);
     pthread_cond_init(&channel->flushes.changed, NULL);
     atomic_store(&channel->file_bytes_limit, UINT64_MAX);
@@ -122,6 +110,7 @@ static PyObject *channel_stop(ChannelObject *self, PyObject *Py_UNUSED(ignored))
         pthread_cond_signal(&channel->flushes.changed);
         pthread_mutex_unlock(&channel->flushes.lock);
         pthread_join(channel->flushes_thread, NULL);
+        allocations_wait(channel);
         Py_END_ALLOW_THREADS
     }
     close(channel->inner);
@@ -147,130 +136,6 @@ static PyObject *channel_backing_close(ChannelObject *self, PyObject *argument) 
     if (ioctl(self->channel->device, BACKING_CLOSE, &id) != 0)
         return os_error(errno);
     Py_RETURN_NONE;
-}
-
-static PyObject *channel_publish(ChannelObject *self, PyObject *args) {
-    unsigned long long node;
-    int read_fd, write_fd, backing_id, sealed;
-    unsigned int mode, uid, gid;
-    if (!PyArg_ParseTuple(args, "KiiipIII", &node, &read_fd, &write_fd, &backing_id, &sealed, &mode, &uid, &gid))
-        return NULL;
-    pthread_mutex_lock(&self->channel->lock);
-    struct record *record = channel_record(self->channel, node);
-    if (record) {
-        record->backing_id = backing_id;
-        record->read_fd = read_fd;
-        record->write_fd = write_fd;
-        record->mode = mode;
-        record->uid = uid;
-        record->gid = gid;
-        record->flags = (record->flags & (RECORD_FULL | RECORD_SIZED | RECORD_TOUCHED)) | RECORD_KNOWN | (sealed ? RECORD_SEALED : 0);
-    }
-    pthread_mutex_unlock(&self->channel->lock);
-    if (!record) {
-        PyErr_SetString(PyExc_IndexError, "the node is beyond the channel's table");
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-/* Common to the calls that name one node and take or clear something of its record. */
-static PyObject *with_record(ChannelObject *self, PyObject *argument, PyObject *(*take)(struct record *)) {
-    unsigned long long node = PyLong_AsUnsignedLongLong(argument);
-    if (PyErr_Occurred())
-        return NULL;
-    struct record none = {.read_fd = -1, .write_fd = -1};
-    pthread_mutex_lock(&self->channel->lock);
-    struct record *record = channel_record(self->channel, node);
-    PyObject *result = take(record ? record : &none);
-    pthread_mutex_unlock(&self->channel->lock);
-    return result;
-}
-
-static PyObject *take_withdrawn(struct record *record) {
-    record->flags &= ~RECORD_SEALED;
-    return PyLong_FromUnsignedLong(record->opens);
-}
-
-static PyObject *take_opens(struct record *record) { return PyLong_FromUnsignedLong(record->opens); }
-
-static PyObject *take_marks(struct record *record) {
-    uint32_t flags = record->flags;
-    record->flags &= ~(RECORD_FULL | RECORD_SIZED);
-    return Py_BuildValue("(NN)", PyBool_FromLong(flags & RECORD_FULL), PyBool_FromLong(flags & RECORD_SIZED));
-}
-
-static PyObject *take_forgotten(struct record *record) {
-    uint32_t touched = record->flags & RECORD_TOUCHED; /* its place in the list is cleared with the list */
-    memset(record, 0, sizeof *record);
-    record->flags = touched;
-    record->read_fd = record->write_fd = -1;
-    Py_RETURN_NONE;
-}
-
-static PyObject *channel_withdraw(ChannelObject *self, PyObject *node) { return with_record(self, node, take_withdrawn); }
-static PyObject *channel_opens(ChannelObject *self, PyObject *node) { return with_record(self, node, take_opens); }
-static PyObject *channel_take_marks(ChannelObject *self, PyObject *node) { return with_record(self, node, take_marks); }
-static PyObject *channel_forget(ChannelObject *self, PyObject *node) { return with_record(self, node, take_forgotten); }
-
-struct name_argument {
-    unsigned long long parent;
-    const char *text;
-    Py_ssize_t length;
-};
-
-static bool parse_name(PyObject *args, struct name_argument *name) {
-    return PyArg_ParseTuple(args, "Ky#", &name->parent, &name->text, &name->length);
-}
-
-static PyObject *channel_name_add(ChannelObject *self, PyObject *args) {
-    struct name_argument name;
-    if (!parse_name(args, &name))
-        return NULL;
-    pthread_mutex_lock(&self->channel->lock);
-    bool added = names_add(&self->channel->names, name.parent, name.text, (size_t)name.length);
-    pthread_mutex_unlock(&self->channel->lock);
-    if (!added)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
-}
-
-static PyObject *channel_name_remove(ChannelObject *self, PyObject *args) {
-    struct name_argument name;
-    if (!parse_name(args, &name))
-        return NULL;
-    pthread_mutex_lock(&self->channel->lock);
-    names_remove(&self->channel->names, name.parent, name.text, (size_t)name.length);
-    pthread_mutex_unlock(&self->channel->lock);
-    Py_RETURN_NONE;
-}
-
-static PyObject *channel_take_touched(ChannelObject *self, PyObject *Py_UNUSED(ignored)) {
-    struct channel *channel = self->channel;
-    PyObject *list = PyList_New(0);
-    if (!list)
-        return NULL;
-    pthread_mutex_lock(&channel->lock);
-    uint32_t count = channel->touched_count, taken = 0;
-    for (; taken < count; taken++) {
-        struct record *record = &channel->table[channel->touched[taken]];
-        PyObject *pair = Py_BuildValue("(KI)", (unsigned long long)channel->touched[taken], record->hits);
-        if (!pair || PyList_Append(list, pair) != 0) {
-            Py_XDECREF(pair);
-            break;
-        }
-        Py_DECREF(pair);
-        record->hits = 0;
-        record->flags &= ~RECORD_TOUCHED;
-    }
-    memmove(channel->touched, channel->touched + taken, (count - taken) * sizeof channel->touched[0]);
-    channel->touched_count = count - taken;
-    pthread_mutex_unlock(&channel->lock);
-    if (PyErr_Occurred()) {
-        Py_DECREF(list);
-        return NULL;
-    }
-    return list;
 }
 
 static PyObject *channel_set_limits(ChannelObject *self, PyObject *args) {
@@ -308,11 +173,13 @@ static PyObject *notify(ChannelObject *self, int code, const struct iovec *parts
 }
 
 static PyObject *channel_invalidate_entry(ChannelObject *self, PyObject *args) {
-    struct name_argument name;
-    if (!parse_name(args, &name))
+    unsigned long long parent;
+    const char *name;
+    Py_ssize_t length;
+    if (!PyArg_ParseTuple(args, "Ky#", &parent, &name, &length))
         return NULL;
-    struct fuse_notify_inval_entry_out out = {.parent = name.parent, .namelen = (uint32_t)name.length};
-    struct iovec parts[2] = {{&out, sizeof out}, {(void *)name.text, (size_t)name.length + 1}};
+    struct fuse_notify_inval_entry_out out = {.parent = parent, .namelen = (uint32_t)length};
+    struct iovec parts[2] = {{&out, sizeof out}, {(void *)name, (size_t)length + 1}};
     return notify(self, FUSE_NOTIFY_INVAL_ENTRY, parts, 2);
 }
 
@@ -336,9 +203,8 @@ static PyObject *get_passthrough_active(ChannelObject *self, void *Py_UNUSED(clo
 static void channel_dealloc(ChannelObject *self) {
     /* The threads use the structure for as long as they run: without stop() it is left to the end of the process. */
     if (self->channel && !self->channel->started) {
-        free(self->channel->names.slots);
-        free(self->channel->flushes.closed.slots);
-        free(self->channel->flushes.killed.slots);
+        names_clear(&self->channel->names, release_name);
+        names_clear(&self->channel->flushes.last, NULL);
         munmap(self->channel->table, self->channel->table_size * sizeof(struct record));
         PyMem_RawFree(self->channel);
     }
@@ -352,14 +218,19 @@ static PyMethodDef methods[] = {
     {"backing_close", (PyCFunction)channel_backing_close, METH_O, "backing_close(id)"},
     {"publish", (PyCFunction)channel_publish, METH_VARARGS,
      "publish(node, read_fd, write_fd, backing_id, sealed, mode, uid, gid)"},
+    {"describe", (PyCFunction)channel_describe, METH_VARARGS,
+     "describe(node, size, blocks, links, block_size, atime_ns, mtime_ns, ctime_ns): for as long as it has no read_fd"},
     {"withdraw", (PyCFunction)channel_withdraw, METH_O, "withdraw(node) -> handles given natively and still open"},
     {"opens", (PyCFunction)channel_opens, METH_O, "opens(node) -> handles given natively and still open"},
     {"take_marks", (PyCFunction)channel_take_marks, METH_O,
      "take_marks(node) -> (whether a write found no room, whether fallocate gave a size)"},
-    {"forget", (PyCFunction)channel_forget, METH_O, "forget(node): clear the record"},
-    {"name_add", (PyCFunction)channel_name_add, METH_VARARGS, "name_add(parent, name): the name exists"},
-    {"name_remove", (PyCFunction)channel_name_remove, METH_VARARGS, "name_remove(parent, name): it no longer does"},
-    {"take_touched", (PyCFunction)channel_take_touched, METH_NOARGS, "take_touched() -> [(node, opens)]"},
+    {"take_lookups", (PyCFunction)channel_take_lookups, METH_O,
+     "take_lookups(node) -> how often the kernel was told of it since the last call"},
+    {"forget", (PyCFunction)channel_forget, METH_O, "forget(node) -> like take_lookups; clears the record"},
+    {"name_add", (PyCFunction)channel_name_add, METH_VARARGS, "name_add(parent, name, node): what the name means"},
+    {"name_remove", (PyCFunction)channel_name_remove, METH_VARARGS, "name_remove(parent, name): it means nothing"},
+    {"take_touched", (PyCFunction)channel_take_touched, METH_NOARGS,
+     "take_touched() -> [(node, opens)]; node 0 stands for those that were forgotten"},
     {"set_limits", (PyCFunction)channel_set_limits, METH_VARARGS,
      "set_limits(file_bytes, write_budget): the budget is unlimited if negative"},
     {"take_growth", (PyCFunction)channel_take_growth, METH_NOARGS,

@@ -1,10 +1,11 @@
-/* The channel between /dev/fuse and libfuse: what its six C files share.
+/* The channel between /dev/fuse and libfuse: what its C files share.
  *
- * _channel.c          the Python type: filling the table, backing ids, notifications, the end
+ * _channel.c          the Python type: backing ids, limits, notifications, the beginning and the end
+ * _channel_table.c    its methods that fill the table and take from it what was counted
  * _channel_answers.c  kernel -> libfuse: what is answered here, from the table, without Python
  * _channel_bytes.c    the bytes of open files, where the kernel does not move them
  * _channel_flush.c    who closed a draft: a program that ends by a signal is found out here
- * _channel_names.c    which names exist, so that a look-up of another one is answered there too
+ * _channel_names.c    which names exist and what they mean
  * _channel_replies.c  libfuse -> kernel: what is added to replies on their way
  */
 #ifndef KVFS_CHANNEL_H
@@ -16,6 +17,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 /* Parts of the protocol that are newer than the headers of the oldest distribution we build on. */
@@ -65,24 +67,36 @@ struct channel_init_out {
 #define CHANNEL_FLUSHES 1024u
 #define CHANNEL_TOUCHED_SLOTS 65536u
 #define CHANNEL_CACHE_SECONDS 3600u
+#define CHANNEL_INLINE_ALLOCATION (32u << 20)
+#define CHANNEL_ALLOCATIONS 8u
 
 enum record_flags {
-    RECORD_KNOWN = 1u << 0,   /* fd, owner and mode are valid: GETATTR is answered here */
+    RECORD_KNOWN = 1u << 0,   /* owner and mode are valid: LOOKUP and GETATTR are answered here */
     RECORD_SEALED = 1u << 1,  /* an open for reading is answered here */
     RECORD_FULL = 1u << 2,    /* a write through the daemon was refused for want of room */
     RECORD_TOUCHED = 1u << 3, /* it is in the list of touched nodes */
-    RECORD_SIZED = 1u << 4    /* fallocate gave it its size or punched holes */
+    RECORD_SIZED = 1u << 4,   /* fallocate gave it its size or punched holes */
+    RECORD_DESCRIBED = 1u << 5 /* the description is of the file as it is now */
 };
 
-/* One node. Guarded by channel.lock; written by Python except for opens, hits and the last three flags. */
+/* What stat tells of a page of which we hold no descriptor. */
+struct description {
+    int64_t atime_ns, mtime_ns, ctime_ns;
+    uint64_t size, blocks;
+    uint32_t links, block_size;
+};
+
+/* One node. Guarded by channel.lock; written by Python except for what is counted and for FULL, TOUCHED and SIZED. */
 struct record {
     int32_t backing_id; /* 0: none, the kernel sends READ and WRITE */
-    int32_t read_fd;
-    int32_t write_fd; /* -1: nobody has it open for writing */
+    int32_t read_fd;    /* -1: none, the description tells of the file */
+    int32_t write_fd;   /* -1: nobody has it open for writing */
     uint32_t flags;
     uint32_t mode, uid, gid;
-    uint32_t opens; /* handles given here and not yet released */
-    uint32_t hits;  /* opens since Python last collected them */
+    uint32_t opens;   /* handles given here and not yet released */
+    uint32_t hits;    /* opens since Python last collected them */
+    uint32_t lookups; /* how often the kernel was told of the node here since Python last asked */
+    struct description description;
 };
 
 struct pending_reply {
@@ -92,14 +106,18 @@ struct pending_reply {
     bool read_only;
 };
 
-/* A multiset of (number, name); see _channel_names.c. Locking is the caller's. */
+/* A map from (number, text) to a number; see _channel_names.c. Locking is the caller's. */
 struct names {
-    uint64_t *slots, slot_count, used;
+    struct name_slot *slots;
+    uint64_t slot_count, used;
 };
 
-bool names_add(struct names *names, uint64_t parent, const char *name, size_t length);
-void names_remove(struct names *names, uint64_t parent, const char *name, size_t length);
-bool names_has(const struct names *names, uint64_t parent, const char *name, size_t length);
+/* Replaces what is there, whose text is given back in ``old`` (else NULL). False when there is no memory. */
+bool names_put(struct names *names, uint64_t number, const char *text, size_t length, uint32_t value, const char **old);
+bool names_get(const struct names *names, uint64_t number, const char *text, size_t length, uint32_t *value);
+/* The text that was added, or NULL. */
+const char *names_remove(struct names *names, uint64_t number, const char *text, size_t length);
+void names_clear(struct names *names, void (*release)(const char *text));
 
 /* A FLUSH of a draft that waits for its answer. */
 struct flush {
@@ -116,7 +134,7 @@ struct flushes {
     struct flush ring[CHANNEL_FLUSHES];
     uint64_t head, tail;
     bool stopping;
-    struct names closed, killed; /* handles of drafts, by who sent their last FLUSH */
+    struct names last; /* handles of drafts, and whether who sent their last FLUSH was ended by a signal */
 };
 
 struct channel {
@@ -126,9 +144,12 @@ struct channel {
     pthread_mutex_t lock;
     struct record *table;
     uint64_t table_size;
-    struct names names; /* the names that exist, each with its directory's number; guarded by channel.lock */
-    uint64_t touched[CHANNEL_TOUCHED_SLOTS];
+    pthread_cond_t allocated;
+    uint32_t allocations; /* fallocates that run in threads of their own; guarded by channel.lock, like what follows */
+    struct names names; /* directory's number and name give the node */
+    uint32_t touched[CHANNEL_TOUCHED_SLOTS];
     uint32_t touched_count;
+    uint64_t forgotten_hits; /* of records that were forgotten before their hits were collected */
     struct pending_reply pending[CHANNEL_PENDING];
     struct flushes flushes;
     _Atomic uint64_t init_unique;
@@ -142,6 +163,8 @@ struct channel {
 
 /* Bounds-checked; NULL for a node beyond the table. Caller holds channel->lock. */
 struct record *channel_record(struct channel *channel, uint64_t nodeid);
+/* stat of the node's file, by its descriptor or its description; false if nothing is known. Caller holds the lock. */
+bool channel_status(const struct record *record, struct stat *status);
 ssize_t channel_reply(struct channel *channel, uint64_t unique, int error, const void *payload, size_t length);
 
 struct request {
@@ -155,6 +178,8 @@ bool answer_read(struct channel *channel, struct request *request, char *buffer)
 bool answer_write(struct channel *channel, struct request *request);
 bool answer_lseek(struct channel *channel, struct request *request);
 bool answer_fallocate(struct channel *channel, struct request *request);
+/* Until no fallocate runs. */
+void allocations_wait(struct channel *channel);
 
 /* FLUSH of a draft: answered soon, and remembered for the RELEASE that follows. */
 void flush_submit(struct channel *channel, uint64_t unique, uint64_t handle, uint32_t task);

@@ -59,6 +59,30 @@ static bool answer_open(struct channel *channel, struct request *request) {
     return answered;
 }
 
+/* What the kernel is told of a node, and for how long it holds. Caller holds the lock. */
+static bool describe(struct record *record, uint64_t nodeid, struct fuse_attr *attr, uint64_t *valid_seconds) {
+    struct stat status;
+    if (!record || !channel_status(record, &status))
+        return false;
+    *attr = (struct fuse_attr){.ino = nodeid,
+                               .size = (uint64_t)status.st_size,
+                               .blocks = (uint64_t)status.st_blocks,
+                               .atime = (uint64_t)status.st_atim.tv_sec,
+                               .mtime = (uint64_t)status.st_mtim.tv_sec,
+                               .ctime = (uint64_t)status.st_ctim.tv_sec,
+                               .atimensec = (uint32_t)status.st_atim.tv_nsec,
+                               .mtimensec = (uint32_t)status.st_mtim.tv_nsec,
+                               .ctimensec = (uint32_t)status.st_ctim.tv_nsec,
+                               .mode = record->mode,
+                               .nlink = (uint32_t)status.st_nlink,
+                               .uid = record->uid,
+                               .gid = record->gid,
+                               .blksize = (uint32_t)status.st_blksize};
+    *valid_seconds = (record->flags & RECORD_SEALED) ? CHANNEL_CACHE_SECONDS : 0;
+    return true;
+}
+
+/* A name that does not exist, or that means a node of the table; the others are left to Python. */
 static bool answer_lookup(struct channel *channel, struct request *request) {
     const char *name = request->body;
     size_t length = strnlen(name, request->body_length);
@@ -67,46 +91,39 @@ static bool answer_lookup(struct channel *channel, struct request *request) {
         return false;
     if (length > CHANNEL_NAME_MAX)
         return false;
+    struct fuse_entry_out out = {.entry_valid = CHANNEL_CACHE_SECONDS};
+    struct record *record = NULL;
+    uint32_t node;
     pthread_mutex_lock(&channel->lock);
-    bool exists = names_has(&channel->names, parent, name, length);
+    bool exists = names_get(&channel->names, parent, name, length, &node);
+    if (exists) {
+        record = channel_record(channel, node);
+        if (!describe(record, node, &out.attr, &out.attr_valid)) {
+            pthread_mutex_unlock(&channel->lock);
+            return false;
+        }
+        out.nodeid = node;
+        record->lookups++;
+    }
     pthread_mutex_unlock(&channel->lock);
-    if (exists)
-        return false;
-    struct fuse_entry_out out = {.nodeid = 0, .entry_valid = CHANNEL_CACHE_SECONDS};
-    channel_reply(channel, request->header->unique, 0, &out, sizeof out);
+    if (channel_reply(channel, request->header->unique, 0, &out, sizeof out) < 0 && record) {
+        pthread_mutex_lock(&channel->lock); /* the kernel did not take it, and will not forget it */
+        if (record->lookups)
+            record->lookups--;
+        pthread_mutex_unlock(&channel->lock);
+    }
     return true;
 }
 
 static bool answer_getattr(struct channel *channel, struct request *request) {
     struct fuse_attr_out out = {0};
-    struct stat status;
     uint64_t nodeid = request->header->nodeid;
     pthread_mutex_lock(&channel->lock);
-    struct record *record = channel_record(channel, nodeid);
-    bool answered = record && (record->flags & RECORD_KNOWN) && record->read_fd >= 0 &&
-                    fstat(record->read_fd, &status) == 0;
-    if (answered) {
-        out.attr_valid = (record->flags & RECORD_SEALED) ? CHANNEL_CACHE_SECONDS : 0;
-        out.attr.mode = record->mode;
-        out.attr.uid = record->uid;
-        out.attr.gid = record->gid;
-    }
+    bool answered = describe(channel_record(channel, nodeid), nodeid, &out.attr, &out.attr_valid);
     pthread_mutex_unlock(&channel->lock);
-    if (!answered)
-        return false;
-    out.attr.ino = nodeid;
-    out.attr.size = status.st_size;
-    out.attr.blocks = status.st_blocks;
-    out.attr.nlink = status.st_nlink;
-    out.attr.blksize = status.st_blksize;
-    out.attr.atime = status.st_atim.tv_sec;
-    out.attr.atimensec = status.st_atim.tv_nsec;
-    out.attr.mtime = status.st_mtim.tv_sec;
-    out.attr.mtimensec = status.st_mtim.tv_nsec;
-    out.attr.ctime = status.st_ctim.tv_sec;
-    out.attr.ctimensec = status.st_ctim.tv_nsec;
-    channel_reply(channel, request->header->unique, 0, &out, sizeof out);
-    return true;
+    if (answered)
+        channel_reply(channel, request->header->unique, 0, &out, sizeof out);
+    return answered;
 }
 
 /* RELEASE of a handle given here is counted here. Once Python has withdrawn the record it gets the message too,

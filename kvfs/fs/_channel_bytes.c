@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -106,35 +107,120 @@ bool answer_write(struct channel *channel, struct request *request) {
     return true;
 }
 
+/* Of a page without a descriptor: no part of it is said to be a hole, which is always right. */
+static off_t seek_described(const struct stat *status, const struct fuse_lseek_in *in) {
+    if (in->whence != SEEK_DATA && in->whence != SEEK_HOLE)
+        return -EINVAL;
+    if (in->offset >= (uint64_t)status->st_size)
+        return -ENXIO;
+    return in->whence == SEEK_DATA ? (off_t)in->offset : status->st_size;
+}
+
 bool answer_lseek(struct channel *channel, struct request *request) {
     const struct fuse_lseek_in *in = request->body;
+    struct stat status;
+    off_t found;
     int fd = file_of(channel, request->header->nodeid, false);
-    if (fd < 0)
-        return false;
-    off_t found = lseek(fd, in->offset, in->whence);
+    if (fd >= 0) {
+        found = lseek(fd, (off_t)in->offset, (int)in->whence);
+        if (found < 0)
+            found = -errno;
+    } else {
+        pthread_mutex_lock(&channel->lock);
+        struct record *record = channel_record(channel, request->header->nodeid);
+        bool described = record && channel_status(record, &status);
+        pthread_mutex_unlock(&channel->lock);
+        /* Never ENOSYS, which libfuse would say: the kernel would ask for no file any more. */
+        found = described ? seek_described(&status, in) : -EINVAL;
+    }
     struct fuse_lseek_out out = {(uint64_t)found};
     if (found < 0)
-        channel_reply(channel, request->header->unique, -errno, NULL, 0);
+        channel_reply(channel, request->header->unique, (int)found, NULL, 0);
     else
         channel_reply(channel, request->header->unique, 0, &out, sizeof out);
     return true;
 }
 
+struct allocation {
+    struct channel *channel;
+    int fd;
+    uint64_t unique, nodeid;
+    struct fuse_fallocate_in in;
+};
+
+static void allocate(const struct allocation *allocation) {
+    const struct fuse_fallocate_in *in = &allocation->in;
+    int error = 0;
+    if (fallocate(allocation->fd, (int)in->mode, (off_t)in->offset, (off_t)in->length) != 0)
+        error = errno;
+    if (!error || error == ENOSPC)
+        mark(allocation->channel, allocation->nodeid, error ? RECORD_FULL : RECORD_SIZED);
+    channel_reply(allocation->channel, allocation->unique, -error, NULL, 0);
+}
+
+static void *allocation_main(void *argument) {
+    struct allocation *allocation = argument;
+    struct channel *channel = allocation->channel;
+    allocate(allocation);
+    close(allocation->fd);
+    free(allocation);
+    pthread_mutex_lock(&channel->lock);
+    channel->allocations--;
+    pthread_cond_broadcast(&channel->allocated);
+    pthread_mutex_unlock(&channel->lock);
+    return NULL;
+}
+
+/* In a thread of its own: zeroing many pages takes long, and others wait for answers. False if it cannot be had. */
+static bool allocate_aside(const struct allocation *allocation) {
+    struct channel *channel = allocation->channel;
+    struct allocation *copy = malloc(sizeof *copy);
+    pthread_t thread;
+    if (!copy)
+        return false;
+    *copy = *allocation;
+    copy->fd = fcntl(allocation->fd, F_DUPFD_CLOEXEC, 0); /* it outlives the handle where the connection is aborted */
+    if (copy->fd < 0) {
+        free(copy);
+        return false;
+    }
+    pthread_mutex_lock(&channel->lock);
+    bool started = channel->allocations < CHANNEL_ALLOCATIONS && pthread_create(&thread, NULL, allocation_main, copy) == 0;
+    channel->allocations += started;
+    pthread_mutex_unlock(&channel->lock);
+    if (started) {
+        pthread_detach(thread);
+    } else {
+        close(copy->fd);
+        free(copy);
+    }
+    return started;
+}
+
+void allocations_wait(struct channel *channel) {
+    pthread_mutex_lock(&channel->lock);
+    while (channel->allocations)
+        pthread_cond_wait(&channel->allocated, &channel->lock);
+    pthread_mutex_unlock(&channel->lock);
+}
+
 /* Neither libfuse's callback table in pyfuse3 nor pyfuse3 has fallocate, so it is always answered here. */
 bool answer_fallocate(struct channel *channel, struct request *request) {
     const struct fuse_fallocate_in *in = request->body;
-    int fd = file_of(channel, request->header->nodeid, true);
+    uint64_t unique = request->header->unique, nodeid = request->header->nodeid;
+    struct allocation allocation = {channel, file_of(channel, nodeid, true), unique, nodeid, *in};
     int error = 0;
-    if (fd < 0)
+    if (allocation.fd < 0)
         error = EOPNOTSUPP;
     else if (in->offset + in->length > atomic_load(&channel->file_bytes_limit))
         error = EFBIG;
-    else if (!take_budget(channel, fd, in->offset + in->length))
+    else if (!take_budget(channel, allocation.fd, in->offset + in->length))
         error = ENOSPC;
-    else if (fallocate(fd, (int)in->mode, (off_t)in->offset, (off_t)in->length) != 0)
-        error = errno;
-    if (!error || error == ENOSPC)
-        mark(channel, request->header->nodeid, error ? RECORD_FULL : RECORD_SIZED);
-    channel_reply(channel, request->header->unique, -error, NULL, 0);
+    if (error == ENOSPC)
+        mark(channel, nodeid, RECORD_FULL);
+    if (error)
+        channel_reply(channel, unique, -error, NULL, 0);
+    else if (in->length <= CHANNEL_INLINE_ALLOCATION || !allocate_aside(&allocation))
+        allocate(&allocation);
     return true;
 }

@@ -48,22 +48,16 @@ static bool killed_by_signal(uint32_t task) {
 
 /* Remembers who closed a descriptor last: of several that share the handle (fork, dup) the last one counts. */
 static void note(struct channel *channel, uint64_t handle, bool killed) {
-    struct names *now = killed ? &channel->flushes.killed : &channel->flushes.closed;
-    names_remove(killed ? &channel->flushes.closed : &channel->flushes.killed, handle, "", 0);
-    if (!names_has(now, handle, "", 0))
-        names_add(now, handle, "", 0);
+    const char *old;
+    names_put(&channel->flushes.last, handle, "", 0, killed, &old);
 }
 
 static uint64_t take(struct channel *channel, uint64_t handle) {
-    if (names_has(&channel->flushes.closed, handle, "", 0)) {
-        names_remove(&channel->flushes.closed, handle, "", 0);
-        return handle;
-    }
-    if (names_has(&channel->flushes.killed, handle, "", 0)) {
-        names_remove(&channel->flushes.killed, handle, "", 0);
-        return handle | CHANNEL_KILLED_HANDLE;
-    }
-    return handle | CHANNEL_UNFLUSHED_HANDLE;
+    uint32_t killed;
+    if (!names_get(&channel->flushes.last, handle, "", 0, &killed))
+        return handle | CHANNEL_UNFLUSHED_HANDLE;
+    names_remove(&channel->flushes.last, handle, "", 0);
+    return killed ? handle | CHANNEL_KILLED_HANDLE : handle;
 }
 
 static int64_t now_ms(void) {

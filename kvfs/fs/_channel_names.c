@@ -1,12 +1,19 @@
-/* Multisets of 64-bit fingerprints of (number, name). One holds the names that exist, each with the number of its
- * directory: a look-up of a name that is certainly not there is answered without Python. Open addressing with linear probing; a multiset, so that two names with
- * one fingerprint are two members and removing one leaves the other.
+/* A map from (number, text) to a number. One holds the names that exist: the number of the directory and the name in
+ * it give the node. Open addressing with linear probing. The text is not copied: whoever adds it keeps it until it is
+ * removed, and gets it back then.
  */
 #include "_channel.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define LEAST_SLOTS 1024u
+
+struct name_slot {
+    uint64_t number;
+    const char *text; /* NULL marks a free slot */
+    uint32_t length, value;
+};
 
 static uint64_t mix(uint64_t value) {
     value = (value ^ (value >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -14,70 +21,88 @@ static uint64_t mix(uint64_t value) {
     return value ^ (value >> 31);
 }
 
-static uint64_t fingerprint(uint64_t parent, const char *name, size_t length) {
+static uint64_t hash_of(uint64_t number, const char *text, size_t length) {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     for (size_t i = 0; i < length; i++)
-        hash = (hash ^ (unsigned char)name[i]) * UINT64_C(0x100000001b3);
-    hash = mix(hash ^ mix(parent + UINT64_C(0x9e3779b97f4a7c15)));
-    return hash ? hash : 1; /* 0 marks a free slot */
+        hash = (hash ^ (unsigned char)text[i]) * UINT64_C(0x100000001b3);
+    return mix(hash ^ mix(number + UINT64_C(0x9e3779b97f4a7c15)));
 }
 
-static void put(uint64_t *slots, uint64_t count, uint64_t value) {
-    uint64_t place = value & (count - 1);
-    while (slots[place])
-        place = (place + 1) & (count - 1);
-    slots[place] = value;
+static uint64_t home_of(const struct names *names, const struct name_slot *slot) {
+    return hash_of(slot->number, slot->text, slot->length) & (names->slot_count - 1);
+}
+
+/* The slot that holds it, or the free one where it would be put. The map has slots. */
+static struct name_slot *find(const struct names *names, uint64_t number, const char *text, size_t length) {
+    uint64_t mask = names->slot_count - 1, place = hash_of(number, text, length) & mask;
+    for (;; place = (place + 1) & mask) {
+        struct name_slot *slot = &names->slots[place];
+        if (!slot->text ||
+            (slot->number == number && slot->length == length && memcmp(slot->text, text, length) == 0))
+            return slot;
+    }
 }
 
 static bool grow(struct names *names) {
-    uint64_t count = names->slot_count ? names->slot_count * 2 : LEAST_SLOTS;
-    uint64_t *slots = calloc(count, sizeof *slots);
-    if (!slots)
+    struct names larger = {.slot_count = names->slot_count ? names->slot_count * 2 : LEAST_SLOTS, .used = names->used};
+    larger.slots = calloc(larger.slot_count, sizeof *larger.slots);
+    if (!larger.slots)
         return false;
-    for (uint64_t i = 0; i < names->slot_count; i++)
-        if (names->slots[i])
-            put(slots, count, names->slots[i]);
+    for (uint64_t i = 0; i < names->slot_count; i++) {
+        const struct name_slot *slot = &names->slots[i];
+        if (slot->text)
+            *find(&larger, slot->number, slot->text, slot->length) = *slot;
+    }
     free(names->slots);
-    names->slots = slots;
-    names->slot_count = count;
+    *names = larger;
     return true;
 }
 
-bool names_add(struct names *names, uint64_t parent, const char *name, size_t length) {
+bool names_put(struct names *names, uint64_t number, const char *text, size_t length, uint32_t value, const char **old) {
+    *old = NULL;
     if ((names->used + 1) * 3 > names->slot_count * 2 && !grow(names))
         return false;
-    put(names->slots, names->slot_count, fingerprint(parent, name, length));
-    names->used++;
+    struct name_slot *slot = find(names, number, text, length);
+    names->used += !slot->text;
+    *old = slot->text;
+    *slot = (struct name_slot){number, text, (uint32_t)length, value};
     return true;
 }
 
-void names_remove(struct names *names, uint64_t parent, const char *name, size_t length) {
+bool names_get(const struct names *names, uint64_t number, const char *text, size_t length, uint32_t *value) {
     if (!names->slot_count)
-        return;
-    uint64_t mask = names->slot_count - 1, value = fingerprint(parent, name, length), hole = value & mask;
-    while (names->slots[hole] != value) {
-        if (!names->slots[hole])
-            return;
-        hole = (hole + 1) & mask;
-    }
+        return false;
+    const struct name_slot *slot = find(names, number, text, length);
+    if (!slot->text)
+        return false;
+    *value = slot->value;
+    return true;
+}
+
+const char *names_remove(struct names *names, uint64_t number, const char *text, size_t length) {
+    if (!names->slot_count)
+        return NULL;
+    struct name_slot *found = find(names, number, text, length);
+    const char *removed = found->text;
+    if (!removed)
+        return NULL;
     /* Close the gap: whatever was pushed past it by the probing moves back. */
-    for (uint64_t next = (hole + 1) & mask; names->slots[next]; next = (next + 1) & mask) {
-        uint64_t home = names->slots[next] & mask;
-        if (((next - home) & mask) >= ((next - hole) & mask)) {
+    uint64_t mask = names->slot_count - 1, hole = (uint64_t)(found - names->slots);
+    for (uint64_t next = (hole + 1) & mask; names->slots[next].text; next = (next + 1) & mask) {
+        if (((next - home_of(names, &names->slots[next])) & mask) >= ((next - hole) & mask)) {
             names->slots[hole] = names->slots[next];
             hole = next;
         }
     }
-    names->slots[hole] = 0;
+    names->slots[hole].text = NULL;
     names->used--;
+    return removed;
 }
 
-bool names_has(const struct names *names, uint64_t parent, const char *name, size_t length) {
-    if (!names->slot_count)
-        return false;
-    uint64_t mask = names->slot_count - 1, value = fingerprint(parent, name, length);
-    for (uint64_t place = value & mask; names->slots[place]; place = (place + 1) & mask)
-        if (names->slots[place] == value)
-            return true;
-    return false;
+void names_clear(struct names *names, void (*release)(const char *text)) {
+    for (uint64_t i = 0; release && i < names->slot_count; i++)
+        if (names->slots[i].text)
+            release(names->slots[i].text);
+    free(names->slots);
+    *names = (struct names){0};
 }

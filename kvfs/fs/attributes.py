@@ -93,6 +93,7 @@ class ExtendedAttributes:
         if len(value) + self._stored_bytes(target, name) > LARGEST_VALUE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._pool.tier.set_attribute(target, name, value)
+        self._pool.idle.changed(entry)
 
     def _stored_bytes(self, target: bytes | int, but: str) -> int:
         """What the users' own attributes of a file occupy: the kernel does not count them in the pool."""
@@ -106,6 +107,7 @@ class ExtendedAttributes:
             return
         self._require_user(name)
         self._pool.tier.remove_attribute(self._target(entry), name)
+        self._pool.idle.changed(entry)
 
     def list(self, entry: Entry) -> list[str]:
         names = [

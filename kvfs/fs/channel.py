@@ -1,8 +1,8 @@
 """The channel: the kernel's side of the pool.
 
 It sits between /dev/fuse and libfuse. Its native half answers from a table, without Python, what needs no
-decision: opens for reading of sealed pages, attributes of what is open, and the bytes themselves where the
-kernel does not move them by passthrough. This half fills the table, and is the pool's `Face`.
+decision: look-ups, opens for reading of sealed pages, attributes of what is open or ready, and the bytes
+where the kernel does not move them by passthrough. This half fills the table, and is the pool's `Face`.
 
 Only the event loop calls it, except for `notify`, which the invalidation thread calls because it may block.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import resource
 
 from kvfs.fs._channel import Channel
@@ -122,11 +123,23 @@ class KernelChannel:
                 log.warning("passthrough is off: %s", self._refused)
             return -1
 
+    def describe(self, entry: Entry, status: os.stat_result) -> None:
+        self._native.describe(
+            entry.number,
+            status.st_size,
+            status.st_blocks,
+            status.st_nlink,
+            status.st_blksize,
+            status.st_atime_ns,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        )
+
     def withdraw(self, entry: Entry) -> int:
         return self._native.withdraw(entry.number)
 
     def release(self, entry: Entry, backing_id: int) -> None:
-        self._native.forget(entry.number)
+        entry.lookups += self._native.forget(entry.number)
         if backing_id > 0:
             try:
                 self._native.backing_close(backing_id)
@@ -140,8 +153,11 @@ class KernelChannel:
     def take_marks(self, entry: Entry) -> tuple[bool, bool]:
         return self._native.take_marks(entry.number)
 
-    def name_add(self, parent: int, name: bytes) -> None:
-        self._native.name_add(parent, name)
+    def take_lookups(self, entry: Entry) -> int:
+        return self._native.take_lookups(entry.number)
+
+    def name_add(self, parent: int, name: bytes, number: int) -> None:
+        self._native.name_add(parent, name, number)
 
     def name_remove(self, parent: int, name: bytes) -> None:
         self._native.name_remove(parent, name)

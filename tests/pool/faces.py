@@ -30,7 +30,9 @@ class KernelFace:
     """Backing ids, each with the descriptor of its file that a real kernel keeps."""
     marks: dict[int, tuple[bool, bool]] = field(default_factory=dict)
     touched: Counter[int] = field(default_factory=Counter)
-    names: Counter[tuple[int, bytes]] = field(default_factory=Counter)
+    names: dict[tuple[int, bytes], int] = field(default_factory=dict)
+    described: dict[int, os.stat_result] = field(default_factory=dict)
+    lookups: Counter[int] = field(default_factory=Counter)
     invalidated: list[tuple[int, bytes]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     next_id: int = 1
@@ -40,10 +42,13 @@ class KernelFace:
     def publish(self, entry: Entry) -> None:
         holding, backing_id = entry.holding, entry.ready_id
         if holding is not None:
+            self.described.pop(entry.number, None)
             self._check_descriptors(entry, holding)
             if not holding.backing_id:
                 holding.backing_id = self._new_id(holding.read_fd)
             backing_id = holding.backing_id
+        elif entry.number not in self.described:
+            self.faults.append(f"{entry.number}: published without a descriptor and without a description")
         if backing_id not in self.ids:
             self.faults.append(f"{entry.number}: published with an id that is closed")
         sealed = entry.state == SEALED and entry.parent is not None
@@ -65,6 +70,9 @@ class KernelFace:
         self.ids[backing_id] = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         return backing_id
 
+    def describe(self, entry: Entry, status: os.stat_result) -> None:
+        self.described[entry.number] = status
+
     def withdraw(self, entry: Entry) -> int:
         record = self.records.get(entry.number)
         if record is None:
@@ -74,6 +82,9 @@ class KernelFace:
 
     def release(self, entry: Entry, backing_id: int) -> None:
         record = self.records.pop(entry.number, None)
+        entry.lookups += self.lookups.pop(entry.number, 0)
+        if hits := self.touched.pop(entry.number, 0):
+            self.touched[0] += hits
         if record is not None and record.opens:
             self.faults.append(f"{entry.number}: released while {record.opens} handles are open")
         if backing_id > 0:
@@ -91,13 +102,15 @@ class KernelFace:
         self.touched.clear()
         return touched
 
-    def name_add(self, parent: int, name: bytes) -> None:
-        self.names[parent, name] += 1
+    def take_lookups(self, entry: Entry) -> int:
+        return self.lookups.pop(entry.number, 0)
+
+    def name_add(self, parent: int, name: bytes, number: int) -> None:
+        self.names[parent, name] = number
 
     def name_remove(self, parent: int, name: bytes) -> None:
-        self.names[parent, name] -= 1
-        if self.names[parent, name] < 0:
-            self.faults.append(f"the name {name!r} in {parent} was removed more often than added")
+        if self.names.pop((parent, name), None) is None:
+            self.faults.append(f"the name {name!r} in {parent} was removed, and was not there")
 
     def invalidate(self, parent: int, name: bytes) -> None:
         self.invalidated.append((parent, name))

@@ -27,7 +27,7 @@ async def test_a_new_file_is_an_empty_draft_that_is_held_for_writing(pool: Pool,
     assert pool.status(entry).st_size == 0
     assert pool.drafts == pool.writing == {entry}
     assert pool.pages == 0
-    assert face.names == {(1, b"new"): 1}
+    assert face.names == {(1, b"new"): entry.number}
     assert not face.records[entry.number].sealed
     with pytest.raises(FileExistsError):
         create(pool, b"new")

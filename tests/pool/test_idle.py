@@ -10,9 +10,11 @@ import pytest
 
 from kvfs import idle
 from kvfs.errors import NoSuchPage, StalePage
+from kvfs.fs.attributes import ExtendedAttributes
 from kvfs.index import SEALED
 from kvfs.opening import Openings
 from kvfs.pool import Pool
+from kvfs.syscalls import RENAME_EXCHANGE
 from tests.conftest import LogGuard
 from tests.pool import files
 from tests.pool.checks import check_pool
@@ -43,33 +45,44 @@ async def test_a_page_without_a_descriptor_is_opened_natively(
     check_pool(pool, face)
 
 
-async def test_a_page_that_is_used_gets_a_descriptor_again(pool: Pool, face: KernelFace) -> None:
-    pool.idle.limit = 1
-    first, second = await page(pool, b"1", OLD), await page(pool, b"2", OLD)
-    assert (first.holding is None, second.holding is None) == (True, False)
-    fd = face.open_natively(first)
-    pool.collect_touches()
-    assert (first.holding is None, second.holding is None) == (False, True)
-    assert first.ready_id == 0
-    face.close_natively(pool, first, fd)
-    check_pool(pool, face)
-
-
-async def test_a_page_that_is_used_when_descriptors_have_run_out_stays_as_it_is(
-    pool: Pool, face: KernelFace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_page_without_a_descriptor_is_described_as_it_is(pool: Pool, face: KernelFace) -> None:
+    """Whatever was done to it by its name meanwhile."""
     entry = await page(pool, b"page", OLD)
+
+    def described() -> os.stat_result:
+        return face.described[entry.number]
+
+    def is_right() -> bool:
+        return described() == pool.tier.stat(entry.path())
+
+    first = described()
+    assert first.st_size == len(OLD)
+    assert is_right()
     fd = face.open_natively(entry)
-
-    def fail(_path: bytes, _flags: int) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pool.tier, "open", fail)
-        pool.collect_touches()
-    assert entry.hits == 1
-    assert entry.ready_id
+    os.utime(fd, ns=(5, first.st_mtime_ns))  # as reading would
     face.close_natively(pool, entry, fd)
+    pool.collect_touches()
+    assert described().st_atime_ns == 5
+    assert entry.hits == 1
+    assert is_right()
+    pool.link(entry, pool.index.root, b"link")
+    assert described().st_nlink == 2
+    pool.set_times(entry, 7, 8)
+    assert (described().st_atime_ns, described().st_mtime_ns) == (7, 8)
+    pool.set_owner(entry, files.OWNER.__class__(files.OWNER.mode, 5, 6))
+    assert is_right()
+    attributes = ExtendedAttributes(pool)
+    attributes.set(entry, "user.name", b"value")
+    assert is_right()
+    attributes.remove(entry, "user.name")
+    assert is_right()
+    root = pool.index.root
+    assert pool.rename(root, b"page", root, b"renamed", 0) == -1
+    assert is_right()
+    await page(pool, b"other", OLD)
+    assert pool.rename(root, b"renamed", root, b"other", RENAME_EXCHANGE) == -1
+    assert is_right()
+    assert entry.ready_id
     check_pool(pool, face)
 
 

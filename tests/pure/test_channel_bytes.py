@@ -7,7 +7,7 @@ import os
 import random
 
 from tests.pure import fuse
-from tests.pure.fuse import DATA, DRAFT, PAGE, UNKNOWN, PublishedFiles, Wire
+from tests.pure.fuse import DATA, DRAFT, GID, MODE, PAGE, UID, UNKNOWN, PublishedFiles, Wire
 
 
 def test_reading(wire: Wire, files: PublishedFiles) -> None:
@@ -79,7 +79,37 @@ def test_seeking_for_holes(wire: Wire, files: PublishedFiles) -> None:
         assert fuse.LSEEK_OUT.unpack(reply.payload) == (expected,)
     assert wire.ask(fuse.LSEEK, DRAFT, fuse.lseek_in(1 << 30, os.SEEK_DATA)).error == -errno.ENXIO
     assert wire.ask(fuse.LSEEK, DRAFT, fuse.lseek_in(0, 77)).error == -errno.EINVAL
-    wire.pass_on(fuse.LSEEK, UNKNOWN, fuse.lseek_in(0, os.SEEK_HOLE))
+    assert wire.ask(fuse.LSEEK, UNKNOWN, fuse.lseek_in(0, os.SEEK_HOLE)).error == -errno.EINVAL
+
+
+def test_seeking_in_a_page_without_a_descriptor(wire: Wire, files: PublishedFiles) -> None:
+    """It has no holes. ENOSYS would have the kernel ask for no file any more."""
+    wire.channel.publish(PAGE, -1, -1, 77, True, MODE, UID, GID)
+    wire.channel.describe(PAGE, 1000, 8, 1, 4096, 0, 0, 0)
+
+    def seek(offset: int, whence: int) -> int:
+        reply = wire.ask(fuse.LSEEK, PAGE, fuse.lseek_in(offset, whence))
+        return reply.error or int(fuse.LSEEK_OUT.unpack(reply.payload)[0])
+
+    assert seek(0, os.SEEK_DATA) == 0
+    assert seek(999, os.SEEK_DATA) == 999
+    assert seek(5, os.SEEK_HOLE) == 1000
+    assert seek(1000, os.SEEK_DATA) == -errno.ENXIO
+    assert seek(0, 77) == -errno.EINVAL
+
+
+def test_a_large_allocation_keeps_nobody_waiting(wire: Wire, files: PublishedFiles) -> None:
+    size = 64 << 20
+    wire.channel.set_limits(1 << 30, -1)
+    first = wire.send(fuse.FALLOCATE, DRAFT, fuse.fallocate_in(0, size))
+    second = wire.send(fuse.GETATTR, PAGE, bytes(16))
+    replies = {reply.unique: reply for reply in (wire.reply(), wire.reply())}
+    assert replies[second].error == 0
+    assert replies[first].error == 0
+    assert os.fstat(files.draft).st_size == size
+    assert wire.channel.take_marks(DRAFT) == (False, True)
+    too_many = wire.ask(fuse.FALLOCATE, DRAFT, fuse.fallocate_in(0, size, mode=0x1000))
+    assert too_many.error == -errno.EOPNOTSUPP, "an error comes back from there as well"
 
 
 def test_allocating(wire: Wire, files: PublishedFiles) -> None:
