@@ -91,7 +91,7 @@ class NotPermitted(KvfsError):
 
     exit_code = 9
     errno = numbers.EPERM
-    meaning = "not permitted: the verb needs root, or the owner of the mount"
+    meaning = "not permitted: the verb needs root, or the user who made the mount"
 
 
 class DaemonFailed(KvfsError):

@@ -6,17 +6,27 @@ import contextlib
 import errno as numbers
 import hashlib
 import os
+import pwd
 import re
 import stat
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kvfs import syscalls
-from kvfs.errors import MountpointError, NotPermitted, Unavailable
+from kvfs.deadlines import answer_within
+from kvfs.errors import MountpointError, NotPermitted, Unavailable, UsageError
 
 FSTYPE = "fuse.kvfs"
+
+LOOK_SECONDS = 0.5
+"""How long one process may take to show what it holds. Whoever looks at its mappings waits while it changes
+them, and a process that waits for a daemon can do that for ever."""
+SCAN_SECONDS = 5.0
+"""How long looking at all processes may take."""
 
 # Room for what is put around the name of a state directory, within the 255 bytes of a file name.
 _LONGEST_NAME = 200
@@ -89,8 +99,11 @@ def find(mountpoint: Path) -> list[MountEntry]:
 def resolve_mountpoint(text: str | os.PathLike[str]) -> Path:
     """The absolute path of a mountpoint, symlinks resolved.
 
-    A path that something is mounted on is not looked into, so a dead or hung mount blocks nobody.
+    A path that something is mounted on is not looked into, so a dead or hung mount blocks nobody. Raises
+    UsageError for an empty one, which would mean the current directory.
     """
+    if not os.fspath(text):
+        raise UsageError("the mountpoint is empty: name a directory")
     absolute = os.path.abspath(text)
     parent = os.path.realpath(os.path.dirname(absolute))
     candidate = Path(parent, os.path.basename(absolute))
@@ -159,6 +172,8 @@ def unmount(mountpoint: Path, lazy: bool = False) -> None:
     if os.geteuid() == 0:
         syscalls.umount2(mountpoint, syscalls.MNT_DETACH if lazy else 0)
         return
+    if mounter := _other_mounter(mountpoint):
+        raise NotPermitted(f"{mountpoint} was mounted by {mounter}: sudo kvfs umount {mountpoint}")
     words = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
     try:
         result = subprocess.run(
@@ -173,24 +188,48 @@ def unmount(mountpoint: Path, lazy: bool = False) -> None:
         raise NotPermitted(line or f"fusermount3 could not unmount {mountpoint}")
 
 
+def _other_mounter(mountpoint: Path) -> str:
+    """Who made the FUSE mount on top of this path, where that is not the caller; else ""."""
+    options = [option for entry in find(mountpoint)[-1:] for option in entry.options]
+    users = [int(option.removeprefix("user_id=")) for option in options if option.startswith("user_id=")]
+    if not users or users[0] == os.getuid():
+        return ""
+    try:
+        return pwd.getpwuid(users[0]).pw_name
+    except KeyError:
+        return f"user {users[0]}"
+
+
 def holders(device: str) -> list[Holder]:
     """The processes that keep the filesystem busy, by process id; only those that the caller may look into.
 
     ``device`` is the mount's "major:minor". Nothing here asks the filesystem itself, so its daemon may be
-    gone or stuck. Processes in other mount namespaces (containers) are found too.
+    gone or stuck. Processes in other mount namespaces (containers) are found too. One that does not
+    let itself be looked at within LOOK_SECONDS is listed as such; what is left after SCAN_SECONDS is not.
     """
     found = []
+    deadline = time.monotonic() + SCAN_SECONDS
     for number in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
         process = Path("/proc", str(number))
+        seconds = min(LOOK_SECONDS, deadline - time.monotonic())
+        if seconds <= 0:
+            break
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            uses = dict.fromkeys(_uses(process, device))
+            uses = answer_within(seconds, partial(_uses, process, device))
+            if uses is None:
+                uses = ["does not let itself be looked at, and may hold it"]
             if uses:
                 name = (process / "comm").read_text(errors="replace").rstrip("\n")
                 found += [Holder(number, name, what) for what in uses]
     return found
 
 
-def _uses(process: Path, device: str) -> Iterator[str]:
+def _uses(process: Path, device: str) -> list[str]:
+    """What the process does with the filesystem, each thing once."""
+    return list(dict.fromkeys(_every_use(process, device)))
+
+
+def _every_use(process: Path, device: str) -> Iterator[str]:
     try:
         entries = parse_mountinfo((process / "mountinfo").read_bytes())
     except OSError as error:

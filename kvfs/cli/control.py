@@ -5,40 +5,16 @@ from __future__ import annotations
 import errno as numbers
 import json
 import os
-import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from kvfs import mounts
+from kvfs.deadlines import answer_within
 from kvfs.errors import DaemonFailed, KvfsError, NotMounted, NotPermitted
 from kvfs.state import StateDirectory, all_states
 
 ANSWER_DEADLINE_SECONDS = 5.0
-
-Answer = TypeVar("Answer")
-
-
-def answer_within(seconds: float, call: Callable[[], Answer]) -> Answer | None:
-    """What ``call`` returns, or None when it has not returned in time; OSError as it raises it."""
-    result: list[Answer | OSError] = []
-
-    def ask() -> None:
-        try:
-            result.append(call())
-        except OSError as error:
-            result.append(error)
-
-    # A thread that waits for a stuck daemon cannot be interrupted, but it does not keep this process alive.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not result:
-        return None
-    if isinstance(result[0], OSError):
-        raise result[0]
-    return result[0]
 
 
 def is_dead(mountpoint: Path) -> bool:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -84,6 +85,22 @@ def mounts_below(path: Path) -> list[str]:
     return sorted((point for point in points if Path(point).is_relative_to(path)), reverse=True)
 
 
+def read_in_time(path: Path, seconds: float = 1) -> bytes:
+    """What a file of /proc holds; TimeoutError where the kernel makes us wait for a process that is stuck."""
+    content: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            content.append(path.read_bytes())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(seconds)
+    if not content:
+        raise TimeoutError(f"{path} cannot be read, or not within {seconds:g} s")
+    return content[0]
+
+
 def processes_of_this_run() -> dict[int, str]:
     """Process ids and command lines of everything that carries this run's mark, this process aside."""
     found = {}
@@ -92,7 +109,7 @@ def processes_of_this_run() -> dict[int, str]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
+            if mark in read_in_time(entry / "environ").split(b"\0"):
                 words = (entry / "cmdline").read_bytes().split(b"\0")
                 found[int(entry.name)] = b" ".join(words).decode(errors="replace")
     return found
