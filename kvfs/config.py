@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvfs import mounts
-from kvfs.errors import ConfigError, UsageError
+from kvfs.errors import ConfigError, KvfsError, UsageError
 from kvfs.settings import SETTINGS, Setting
 from kvfs.sizes import format_size, parse_size
 
@@ -114,23 +114,24 @@ def _settle(
     path: Path | None,
     from_file: Mapping[str, object],
 ) -> tuple[Any, str]:
-    """The value of a setting and where it came from."""
-    flag = flags.get(setting.name)
-    if flag is not None:
-        try:
-            return setting.parse(flag), "flag"
-        except UsageError as error:
-            raise UsageError(f"--{setting.name.replace('_', '-')}: {error}") from None
+    """The value of a setting and where it came from. What does not count is checked all the same."""
+    name, variable = setting.name, setting.variable
+    settled = setting.default(environment), "default"
+    if name in from_file:
+        settled = _parsed(setting, from_file[name], f"{path}: {name}"), f"file {path}"
+    if text := environment.get(variable):
+        settled = _parsed(setting, text, variable), f"environment {variable}"
+    if (flag := flags.get(name)) is not None:
+        settled = _parsed(setting, flag, f"--{name.replace('_', '-')}", UsageError), "flag"
+    return settled
+
+
+def _parsed(setting: Setting, value: object, place: str, kind: type[KvfsError] = ConfigError) -> Any:
+    """The value that was written at ``place``; an error of ``kind`` that names the place."""
     try:
-        if text := environment.get(setting.variable):
-            place, origin = setting.variable, f"environment {setting.variable}"
-            return setting.parse(text), origin
-        if setting.name in from_file:
-            place, origin = f"{path}: {setting.name}", f"file {path}"
-            return setting.parse(from_file[setting.name]), origin
+        return setting.parse(value)
     except UsageError as error:
-        raise ConfigError(f"{place}: {error}") from None
-    return setting.default(environment), "default"
+        raise kind(f"{place}: {error}") from None
 
 
 def _read_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path | None, dict[str, object]]:

@@ -19,6 +19,7 @@ from kvfs.errors import UsageError
 from kvfs.sizes import parse_size
 
 _LARGEST_ID = 2**32 - 2
+_LONGEST_FSNAME = 200
 
 
 def _parse_pool(value: object) -> str | int:
@@ -105,12 +106,12 @@ def _parse_path(value: object) -> Path:
 def _parse_flag(value: object) -> bool:
     if isinstance(value, bool):
         return value
-    text = _parse_text(value).strip().lower()
+    text = value.strip().lower() if isinstance(value, str) else None
     if text in ("1", "true", "yes", "on"):
         return True
     if text in ("0", "false", "no", "off", ""):
         return False
-    raise UsageError(f"{value!r} is neither yes nor no")
+    raise UsageError(f"{value!r} is neither yes nor no: write true or false")
 
 
 def _parse_percent(value: object) -> float:
@@ -145,8 +146,9 @@ def parse_mount_options(value: object) -> tuple[str, ...]:
             if option not in chosen:
                 chosen.append(option)
         elif option.startswith("fsname="):
-            if option == "fsname=":
-                raise UsageError("mount option fsname= names nothing: write fsname=NAME")
+            if not option.isprintable() or not 0 < len(option.removeprefix("fsname=")) <= _LONGEST_FSNAME:
+                limits = f"NAME is 1 to {_LONGEST_FSNAME} printable characters"
+                raise UsageError(f"mount option {option[:40]!r}: write fsname=NAME, where {limits}")
             chosen = [other for other in chosen if not other.startswith("fsname=")] + [option]
         else:
             known = ", ".join((*_PLAIN_OPTIONS, "fsname=NAME"))

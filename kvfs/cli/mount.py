@@ -21,6 +21,7 @@ from kvfs.cli.server import server_of
 from kvfs.config import Config
 from kvfs.errors import (
     AlreadyMounted,
+    ConfigError,
     DaemonFailed,
     KvfsError,
     MountpointError,
@@ -28,10 +29,12 @@ from kvfs.errors import (
     NotPermitted,
     StateInUse,
     Unavailable,
+    UsageError,
     from_exit_code,
 )
 from kvfs.sizes import format_size
 from kvfs.state import StateDirectory
+from kvfs.tiers import tmpfs
 
 END_DEADLINE_SECONDS = 10.0
 
@@ -85,6 +88,7 @@ def command(mountpoint: str, file: str | None, options: tuple[str, ...], **flags
     config = configuration.load_config(
         path, {**flags, "options": options or None}, os.environ, Path(file) if file is not None else None
     )
+    _check_numa(config)
     warning = configuration.pool_warning(config, configuration.read_memory())
     if warning is not None:
         print(f"kvfs: warning: {warning}", file=sys.stderr)
@@ -98,6 +102,18 @@ def command(mountpoint: str, file: str | None, options: tuple[str, ...], **flags
         return
     _start(config, state)
     _announce(config)
+
+
+def _check_numa(config: Config) -> None:
+    """Which nodes there are, only the machine knows; who named one that is not there hears of it as of any
+    other setting that is wrong."""
+    try:
+        tmpfs.memory_policy(config.numa)
+    except UsageError as error:
+        origin = config.origins["numa"]
+        if origin == "flag":
+            raise
+        raise ConfigError(f"{origin}: {error}") from None
 
 
 def _check_place(mountpoint: Path, state: StateDirectory) -> None:

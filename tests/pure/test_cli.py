@@ -92,6 +92,15 @@ def test_every_verb_has_help(run: Run, verb: str) -> None:
         (["mount", "{mnt}", "-o", "quick"], 2, "mount option 'quick' is unknown"),
         (["mount", "{mnt}", "--config", "/nowhere.toml"], 3, "no such configuration file"),
         (["mount", "{mnt}/missing", "--pool", "8M"], 4, "mkdir -p"),
+        (["mount", ""], 2, "the mountpoint is empty: name a directory"),
+        (["umount", ""], 2, "the mountpoint is empty: name a directory"),
+        (["status", ""], 2, "the mountpoint is empty: name a directory"),
+        (
+            ["mount", "{mnt}", "--numa", "9999"],
+            2,
+            "--numa 9999: write interleave, or a NUMA node of this host",
+        ),
+        (["mount", "{mnt}", "-o", "fsname=one\ntwo"], 2, "write fsname=NAME"),
         (["mount", "/proc", "--pool", "8M"], 4, "proc from proc is mounted there"),
         (["umount", "{mnt}"], 8, "nothing is mounted at"),
         (["umount", "/proc"], 8, "/proc is proc, not kvfs"),
@@ -107,6 +116,20 @@ def test_a_mistake_is_one_line(
     assert err.startswith("kvfs: ")
     assert err.count("\n") == 1
     assert not (tmp_path / "state").exists()
+
+
+def test_a_memory_node_that_is_not_there_is_an_error_of_who_named_it(
+    run: Run, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVFS_NUMA", "9999")
+    code, _, err = run("mount", mountpoint)
+    assert (code, err.count("\n")) == (3, 1)
+    assert err.startswith("kvfs: environment KVFS_NUMA: --numa 9999: write interleave, or a NUMA node")
+    monkeypatch.delenv("KVFS_NUMA")
+    (tmp_path / "kvfs.toml").write_text("numa = 9999")
+    code, _, err = run("mount", mountpoint)
+    assert (code, err.count("\n")) == (3, 1)
+    assert f"file {tmp_path / 'kvfs.toml'}: " in err
 
 
 def test_a_large_pool_is_warned_about(run: Run, mountpoint: Path, daemon: Callable[[str], None]) -> None:

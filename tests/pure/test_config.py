@@ -86,6 +86,9 @@ def test_owners(file: Path, text: str, ids: tuple[int, int]) -> None:
         ("reserve_percent", "0", "--reserve-percent: .*reserve"),
         ("state_dir", "", "--state-dir: .*empty path"),
         ("options", "ro,quick", "--options: .*'quick' is unknown"),
+        ("options", "fsname=", "--options: .*write fsname=NAME"),
+        ("options", "fsname=one\ntwo", r"--options: .*'fsname=one\\ntwo': write fsname=NAME"),
+        ("options", f"fsname={'x' * 201}", "--options: .*NAME is 1 to 200 printable characters"),
     ],
 )
 def test_a_wrong_flag_is_one_line_that_names_it(file: Path, name: str, value: str, words: str) -> None:
@@ -109,7 +112,8 @@ def test_a_wrong_variable_is_named(file: Path) -> None:
         ("zzz = 1", "unknown key 'zzz': known are pool"),
         ("pool = [", "not TOML"),
         ("mode = 770", "mode: 770 must be text"),
-        ("keep = 'perhaps'", "keep: 'perhaps' is neither yes nor no"),
+        ("keep = 'perhaps'", "keep: 'perhaps' is neither yes nor no: write true or false"),
+        ("keep = 1", "keep: 1 is neither yes nor no: write true or false"),
         ("hugepages = true", "hugepages: True must be text"),
         ("reserve_percent = [5]", r"reserve_percent: \[5\] is not a percentage"),
     ],
@@ -120,6 +124,21 @@ def test_a_wrong_file_is_named_with_its_key(file: Path, text: str, words: str) -
         load(file)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "flag"),
+    [("pool", "pool = true", "1G"), ("keep", "keep = 1", True), ("mode", "mode = 7", "0700")],
+)
+def test_what_a_flag_overrides_is_checked_all_the_same(
+    file: Path, name: str, text: str, flag: object
+) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"{file}: {name}: "):
+        load(file, {name: flag})
+    file.write_text("")
+    with pytest.raises(ConfigError, match=r"^KVFS_MODE: "):
+        load(file, {"mode": "0700"}, {"KVFS_MODE": "rwx"})
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
