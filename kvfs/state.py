@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno as numbers
 import fcntl
 import os
 import stat
@@ -56,6 +57,15 @@ class StateDirectory:
         """Whether the directory is there: a daemon runs, or one crashed or kept its DRAM."""
         return self.path.is_dir()
 
+    def _make(self, advice: str) -> tuple[bool, os.stat_result, os.stat_result]:
+        """Whether the directory was missing, and what its parent and it are now that it is there."""
+        while True:
+            self._make_parent(advice)
+            created = not self.path.exists()
+            with contextlib.suppress(FileNotFoundError):  # another holder removes one of them at this moment
+                self.path.mkdir(mode=0o700, exist_ok=True)
+                return created, os.stat(self.path.parent), os.lstat(self.path)
+
     def _make_parent(self, advice: str) -> None:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,14 +80,9 @@ class StateDirectory:
         """
         advice = "choose another with --state-dir"
         try:
-            self._make_parent(advice)
-            created = not self.path.exists()
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            parent, status = os.stat(self.path.parent), os.lstat(self.path)
+            created, parent, status = self._make(advice)
         except PermissionError as error:
             raise NotPermitted(f"{error.filename} cannot be made by you: use sudo, or {advice}") from None
-        except FileNotFoundError:
-            raise  # the last holder removes it at this moment: acquire() tries again
         except OSError as error:
             raise Unavailable(f"{self.path} cannot be made: {error.strerror}; {advice}") from None
         if parent.st_uid not in (0, os.geteuid()):
@@ -201,7 +206,7 @@ class StateDirectory:
         """Removes the directory with the files that are known to be in it, and lets the lock go.
 
         The DRAM must have been unmounted: OSError (EBUSY, ENOTEMPTY) when it was not, and everything stays. A
-        missing directory is fine.
+        missing directory is fine. The default base directory goes with the last state in it.
         """
         with contextlib.suppress(FileNotFoundError):
             self.dram.rmdir()
@@ -212,7 +217,17 @@ class StateDirectory:
             for name in _FILES:
                 (doomed / name).unlink(missing_ok=True)
             doomed.rmdir()
+        if self.path.parent == default_state_dir(os.environ):
+            _remove_if_empty(self.path.parent)
         self.release()
+
+
+def _remove_if_empty(directory: Path) -> None:
+    try:
+        directory.rmdir()
+    except OSError as error:
+        if error.errno not in (numbers.ENOTEMPTY, numbers.ENOENT):
+            raise
 
 
 def all_states(base: Path | None = None) -> list[StateDirectory]:

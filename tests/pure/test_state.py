@@ -80,6 +80,39 @@ def test_it_is_private(state: StateDirectory) -> None:
     state.remove()
 
 
+def test_the_default_base_goes_with_its_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tmp_path / "kvfs-1000"
+    monkeypatch.setattr("kvfs.state.default_state_dir", lambda _: base)
+    one, other = (StateDirectory.for_mountpoint(Path(path)) for path in ("/mnt/a", "/mnt/b"))
+    one.acquire()
+    other.acquire()
+    one.remove()
+    assert all_states(base)[0].path == other.path
+    other.remove()
+    assert not base.exists()
+    one.remove()
+    chosen = StateDirectory.for_mountpoint(Path("/mnt/a"), tmp_path / "chosen")
+    chosen.acquire()
+    chosen.remove()
+    assert (tmp_path / "chosen").is_dir()
+
+
+def test_a_base_that_another_removes_at_this_moment_is_made_again(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_parent, calls = StateDirectory._make_parent, []
+
+    def make_and_lose(self: StateDirectory, advice: str) -> None:
+        make_parent(self, advice)
+        calls.append(advice)
+        if len(calls) < 3:
+            self.path.parent.rmdir()
+
+    monkeypatch.setattr(StateDirectory, "_make_parent", make_and_lose)
+    assert state.create()
+    assert len(calls) == 3
+
+
 def test_somebody_elses_directory_is_refused(state: StateDirectory, tmp_path: Path) -> None:
     state.path.parent.mkdir()
     (tmp_path / "trap").mkdir()
