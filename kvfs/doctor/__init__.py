@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvfs.doctor import fuse, limits, memory
-from kvfs.doctor.check import Check
+from kvfs.doctor.check import Check, is_root
 
 __all__ = ["Check", "examine"]
 
@@ -27,8 +27,33 @@ _CHECKS = (
     limits.out_of_memory,
     limits.open_files,
 )
+_OF_ROOT = (
+    fuse.passthrough,
+    memory.private_tmpfs,
+    memory.hugepages,
+    memory.noswap,
+    limits.out_of_memory,
+    limits.open_files,
+)
+"""What only a mount made by root can have."""
 
 
 def examine() -> list[Check]:
-    """Makes every check, by trying where it can; takes well below a second and leaves nothing behind."""
-    return [check() for check in _CHECKS]
+    """Makes every check, by trying where it can; takes well below a second and leaves nothing behind.
+
+    For an ordinary user, one note stands for the checks that do not apply.
+    """
+    if is_root():
+        return [check() for check in _CHECKS]
+    return [_without_root(), *(check() for check in _CHECKS if check not in _OF_ROOT)]
+
+
+def _without_root() -> Check:
+    return Check(
+        "user",
+        None,
+        "not root: passthrough, private tmpfs, hugepages, noswap, out of memory and open files do not apply "
+        "to a mount of yours, and were not checked",
+        f"it is slower, never wrong: the daemon moves the bytes, and {memory.without_a_tmpfs()}",
+        "nothing, if that will do; for the speed of memory mount as root, and try it with: sudo kvfs doctor",
+    )

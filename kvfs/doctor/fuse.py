@@ -147,7 +147,7 @@ def other_users() -> Check:
         return Check("user_allow_other", True, f"set in {_CONFIGURATION}")
     return Check(
         "user_allow_other",
-        None if is_root() else False,
+        None,
         f"not set in {_CONFIGURATION}",
         "a mount made by root is open to others all the same; one made by another user is that user's alone",
         f"as root: echo user_allow_other >>{_CONFIGURATION}",

@@ -34,20 +34,27 @@ def private_tmpfs() -> Check:
     try:
         os.close(syscalls.make_filesystem("tmpfs", {}))
     except OSError as error:
-        try:
-            room = os.statvfs(_BORROWED)
-            place = f"a directory below {_BORROWED} (of {format_size(room.f_blocks * room.f_frsize)})"
-        except OSError:
-            place = "a directory of another tmpfs"
         return Check(
             "private tmpfs",
             False,
             f"cannot be made: {error.strerror}",
-            f"pages lie in {place}: their limit is kept by the daemon, they may be swapped out, and they "
-            "come to hugepages only once they are sealed",
+            without_a_tmpfs(),
             _ROOT_REMEDY,
         )
     return Check("private tmpfs", True, "tried: can be made")
+
+
+def without_a_tmpfs() -> str:
+    """What holds for pages that cannot have a tmpfs of their own."""
+    try:
+        room = os.statvfs(_BORROWED)
+        place = f"a directory below {_BORROWED} (of {format_size(room.f_blocks * room.f_frsize)})"
+    except OSError:
+        place = "a directory of another tmpfs"
+    return (
+        f"pages lie in {place}: their limit is kept by the daemon, they may be swapped out, and they come to "
+        "hugepages only once they are sealed"
+    )
 
 
 def hugepages() -> Check:

@@ -40,6 +40,17 @@ def test_every_check_has_a_name_of_its_own_and_tells_what_it_found() -> None:
             assert check.remedy, check.name
 
 
+def test_an_ordinary_user_is_told_once_which_checks_do_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "is_root", lambda: True)
+    all_names = [check.name for check in doctor.examine()]
+    monkeypatch.setattr(doctor, "is_root", lambda: False)
+    note, *rest = doctor.examine()
+    left_out = [name for name in all_names if name not in [check.name for check in rest]]
+    assert (note.name, note.ok) == ("user", None)
+    assert f"{', '.join(left_out[:-1])} and {left_out[-1]} do not apply" in note.found
+    assert "sudo kvfs doctor" in note.remedy
+
+
 def test_nothing_is_mounted_left_behind_or_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     def state() -> tuple[object, ...]:
         return (
@@ -123,16 +134,15 @@ def test_a_fusermount_that_is_not_setuid(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.mark.parametrize(
     ("text", "ok"),
-    [("user_allow_other\n", True), ("# user_allow_other\n", False), ("", False), (None, False)],
+    [("user_allow_other\n", True), ("# user_allow_other\n", None), ("", None), (None, None)],
 )
 def test_user_allow_other(
-    text: str | None, ok: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    text: str | None, ok: bool | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     configuration = tmp_path / "fuse.conf"
     if text is not None:
         configuration.write_text(text)
     monkeypatch.setattr(fuse, "_CONFIGURATION", configuration)
-    monkeypatch.setattr(fuse, "is_root", lambda: False)
     assert fuse.other_users().ok is ok
 
 
