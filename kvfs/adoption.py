@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvfs.index import OTHER, UNCHECKED, Directory, Entry
 from kvfs.page import DIGEST, OWNER, Digest, Owner
-from kvfs.sizes import format_size
+from kvfs.sizes import format_count, format_size
 
 if TYPE_CHECKING:
     from kvfs.pool import Pool
@@ -55,10 +55,10 @@ def adopt(pool: Pool) -> None:
     pool.counters.adopted = len(pages)
     if pages or pool.counters.dropped_at_start:
         log.info(
-            "adopted %d pages, %s; dropped %d drafts",
-            len(pages),
+            "adopted %s, %s; dropped %s",
+            format_count(len(pages), "page"),
             format_size(total),
-            pool.counters.dropped_at_start,
+            format_count(pool.counters.dropped_at_start, "draft"),
         )
 
 

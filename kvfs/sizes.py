@@ -60,6 +60,11 @@ def format_size(number: int) -> str:
     return f"{value:.1f} {unit}iB"
 
 
+def format_count(number: int, noun: str) -> str:
+    """``number`` things for a person: "0 pages", "1 page", "2 pages"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def parse_duration(text: str) -> float:
     """Seconds meant by ``text``: "500ms", "2s", "1.5m", "1h", "7d", or a bare number of seconds.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvfs import __version__
 from kvfs.config import Config
-from kvfs.sizes import format_duration, format_size
+from kvfs.sizes import format_count, format_duration, format_size
 
 if TYPE_CHECKING:
     from kvfs.fs.channel import KernelChannel
@@ -106,6 +106,7 @@ class Status:
         status = self.read()
         dram = status["tiers"]["dram"]
         used, capacity = dram["used_bytes"], dram["capacity_bytes"]
+        pages = format_count(dram["pages"], "page")
         misses = sum(status["misses"].values())
         lines = [
             ("mount", f"{status['mount']}, process {status['pid']}, version {status['version']}"),
@@ -113,7 +114,7 @@ class Status:
             (
                 "DRAM",
                 f"{format_size(used)} of {format_size(capacity)} used ({used / max(capacity, 1):.0%}), "
-                f"{dram['pages']} pages; {format_size(dram['reserve_bytes'])} kept free for writers",
+                f"{pages}; {format_size(dram['reserve_bytes'])} kept free for writers",
             ),
             ("drafts", f"{status['drafts']} being written, {status['unsealed']} waiting for their digest"),
             ("hits", f"{status['hits']['dram']}"),

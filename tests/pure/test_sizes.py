@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs.errors import UsageError
-from kvfs.sizes import format_duration, format_size, parse_duration, parse_size
+from kvfs.sizes import format_count, format_duration, format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,11 @@ def test_a_percentage_needs_a_total() -> None:
 )
 def test_sizes_for_people(size: int, text: str) -> None:
     assert format_size(size) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 pages"), (1, "1 page"), (2, "2 pages")])
+def test_counts_for_people(number: int, text: str) -> None:
+    assert format_count(number, "page") == text
 
 
 @given(st.integers(min_value=1, max_value=1 << 60))

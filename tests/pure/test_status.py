@@ -116,6 +116,12 @@ def test_the_text_says_it_in_words(described: Described) -> None:
     assert values["passthrough"] == "off: switched off"
 
 
+def test_one_page_is_not_pages(described: Described, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ", 0 pages; " in described.status.text()
+    monkeypatch.setattr(Pool, "pages", 1)
+    assert ", 1 page; " in described.status.text()
+
+
 def samples(text: bytes) -> dict[tuple[str, str], float]:
     """Every sample by its name and the value of its label."""
     found: dict[tuple[str, str], float] = {}
