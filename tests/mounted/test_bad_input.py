@@ -13,7 +13,8 @@ import pytest
 from tests.mounted.children import as_user, skip_unless_users_can_run_kvfs
 from tests.mounted.conftest import MakeMount
 from tests.mounted.operations import USER_ID
-from tests.mounted.running import KvfsMount, environment_for_kvfs, mounts_below, run_kvfs
+from tests.mounted.running import MIB, KvfsMount, environment_for_kvfs, mounts_below, run_kvfs
+from tests.namespaces import skip_unless_namespaces_can_be_private
 
 USAGE, CONFIG, MOUNTPOINT, UNAVAILABLE, NOT_PERMITTED = 2, 3, 4, 6, 9
 
@@ -125,6 +126,7 @@ def in_a_machine_without(missing: str, mount: KvfsMount) -> subprocess.Completed
 
 @pytest.mark.as_root
 def test_no_fuse_device(make_mount: MakeMount) -> None:
+    skip_unless_namespaces_can_be_private()
     mount = make_mount()
     hide = (
         "mount -t tmpfs dev /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && mkdir /dev/shm "
@@ -154,15 +156,17 @@ def test_an_ordinary_user_without_fusermount3(make_mount: MakeMount) -> None:
 
 
 @pytest.mark.as_root
-def test_only_the_owner_or_root_unmounts(make_mount: MakeMount) -> None:
+def test_only_who_mounted_and_root_unmount(make_mount: MakeMount) -> None:
     skip_unless_users_can_run_kvfs()
-    mount = make_mount()
+    mount = make_mount(128 * MIB, "--owner", f"{USER_ID}:{USER_ID}")
     mount.mount()
 
     def attempt() -> None:
-        ended = run_kvfs("umount", mount.path)
-        assert ended.returncode == NOT_PERMITTED, ended
-        assert len(ended.stderr.splitlines()) == 1
+        for options in ([], ["-z"]):
+            ended = run_kvfs("umount", mount.path, *options)
+            assert ended.returncode == NOT_PERMITTED, ended
+            said = f"kvfs: {mount.path} was mounted by root: sudo kvfs umount {mount.path}\n"
+            assert ended.stderr == said
 
     as_user(attempt)
     assert mount.status()["pid"] == mount.daemon_pid

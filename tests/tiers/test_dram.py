@@ -10,6 +10,7 @@ import pytest
 
 from kvfs import mounts, syscalls
 from kvfs.errors import MountpointError, OutOfRoom, UsageError
+from tests.namespaces import skip_unless_namespaces_can_be_private
 from tests.tiers.conftest import mounted_tmpfs, needs_root
 from tests.tiers.drams import MEBIBYTE, attach, is_oversized, write
 
@@ -56,6 +57,7 @@ def test_writing_is_seen_in_the_room_at_once(state: Path) -> None:
 
 
 def test_closing_frees_the_memory_though_another_namespace_holds_the_mount(state: Path) -> None:
+    skip_unless_namespaces_can_be_private()
     tier = attach(state, 256 * MEBIBYTE)
     size = 128 * MEBIBYTE
     tier.mkdir(b"d")
