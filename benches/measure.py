@@ -5,14 +5,16 @@ Two things are compared by calling them in turn, in one process and one run: a b
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import mmap
 import os
 import statistics
+import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +28,25 @@ MIB = 1 << 20
 Call = Callable[[int], None]
 #: What is done with a file and a buffer of its size.
 OnPath = Callable[[Path, memoryview], None]
+
+
+@contextlib.contextmanager
+def awake_processors() -> Iterator[bool]:
+    """Keeps idle processors from states that they leave slowly, as they are on a busy machine; says whether.
+
+    A request to a daemon wakes a processor twice. On a machine that does nothing else that can take longer
+    than all the rest, in a virtual machine above all, and says nothing of the daemon.
+    """
+    try:
+        descriptor = os.open("/dev/cpu_dma_latency", os.O_WRONLY)
+    except OSError:
+        yield False
+        return
+    try:
+        os.write(descriptor, struct.pack("=i", 0))  # microseconds, for as long as it is open
+        yield True
+    finally:
+        os.close(descriptor)
 
 
 def buffer_of(size: int) -> memoryview:

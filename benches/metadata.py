@@ -46,7 +46,7 @@ def empty_handler() -> Iterator[Path]:
                 process.wait(10)
 
 
-def open_and_close(path: Path) -> None:
+def open_and_close(path: str) -> None:
     os.close(os.open(path, os.O_RDONLY))
 
 
@@ -80,14 +80,12 @@ def requests(mount: KvfsMount, *, bounded: bool) -> Iterator[Row]:
     wait_sealed(page)
     with empty_handler() as empty:
 
-        def both(call: Callable[[Path, int], None]) -> tuple[Call, Call]:
-            return batched(partial(call, mount.path), BATCH), batched(partial(call, empty), BATCH)
+        def both(call: Callable[[str, int], None]) -> tuple[Call, Call]:
+            return batched(partial(call, str(mount.path)), BATCH), batched(partial(call, str(empty)), BATCH)
 
-        opened = alternate(*both(lambda side, number: open_and_close(side / "page-0")), rounds=60)
+        opened = alternate(*both(lambda side, _number: open_and_close(side + "/page-0")), rounds=60)
         yield latency_row("open+close of a sealed page", opened, "empty handler", 0.35 if bounded else None)
-        missing = alternate(
-            *both(lambda side, number: look_up_missing(f"{side}/missing-{number}")), rounds=60
-        )
+        missing = alternate(*both(lambda side, number: look_up_missing(f"{side}/missing-{number}")), 60)
         yield latency_row("look-up of a missing name", missing, "empty handler", 1.5)
         yield latency_row("look-up of a name not cached", uncached(mount.path, empty), "empty handler", 1.5)
     page.unlink()
@@ -163,8 +161,8 @@ def compared(few: Path, many: Path) -> Iterator[Row]:
         os.unlink(path + "-new")
 
     calls: dict[str, Callable[[str], None]] = {
-        "first open+close": lambda path: os.close(os.open(path, os.O_RDONLY)),
-        "open+close": lambda path: os.close(os.open(path, os.O_RDONLY)),
+        "first open+close": open_and_close,
+        "open+close": open_and_close,
         "stat": lambda path: void(os.stat(path)),
         "a missing name": lambda path: look_up_missing(f"{path}-{random.random()}"),
         "write and remove 4 KiB": write_and_remove,
