@@ -62,6 +62,10 @@ class AlreadyMounted(StateInUse):
     """A live kvfs serves this mountpoint."""
 
 
+class TierInUse(StateInUse):
+    """Another live daemon owns the directory of a tier."""
+
+
 class Unavailable(KvfsError):
     """The machine lacks something that was asked for."""
 
@@ -101,6 +105,14 @@ class DaemonFailed(KvfsError):
     meaning = "the daemon did not start, does not answer, or did not end; the line on stderr says why"
 
 
+class TierUnusable(KvfsError):
+    """A directory that cannot be made a tier, or not this one."""
+
+    exit_code = 11
+    errno = numbers.ENODEV
+    meaning = "a directory cannot be a tier: files of others in it, another layout, no extended attributes"
+
+
 class NoSuchPage(KvfsError):
     """Nothing has this name."""
 
@@ -119,6 +131,19 @@ class OutOfRoom(KvfsError):
     errno = numbers.ENOSPC
 
 
+class TierFull(OutOfRoom):
+    """A tier has no room: evict from it so much, then try once more. Both are 0 where it is not known."""
+
+    def __init__(self, message: str, missing_bytes: int = 0, missing_inodes: int = 0) -> None:
+        super().__init__(message)
+        self.missing_bytes = missing_bytes
+        self.missing_inodes = missing_inodes
+
+
+class TierUncounted(OutOfRoom):
+    """What a tier holds is still being counted: wait. Evicting would be for nothing."""
+
+
 class FileTooLarge(KvfsError):
     """One file asks for more than half of the pool."""
 
@@ -129,6 +154,18 @@ class CorruptPage(KvfsError):
     """The bytes of a page do not match its digest."""
 
     errno = numbers.EIO
+
+
+class DamagedPage(CorruptPage):
+    """The file of a page is not as it was stored; ``reason`` is one word, for counters and quarantine."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class TierFailed(KvfsError):
+    """A tier failed or hung, and is not asked again yet."""
 
 
 class NameTooLong(KvfsError):
@@ -147,6 +184,38 @@ class NotSupported(KvfsError):
     """The operation has no meaning on this filesystem."""
 
     errno = numbers.EOPNOTSUPP
+
+
+class NotStorable(NotSupported):
+    """A tier can never hold this page: its name, its attributes or its size do not fit, or its place is
+    taken by something that is not ours."""
+
+
+def means_no_room(error: OSError) -> bool:
+    """Whether a filesystem is full, or the quota of who writes."""
+    return error.errno in (numbers.ENOSPC, numbers.EDQUOT)
+
+
+def means_too_large(error: OSError) -> bool:
+    """Whether a name or an attribute is larger than a filesystem takes."""
+    return error.errno in (numbers.ENAMETOOLONG, numbers.E2BIG, numbers.ERANGE)
+
+
+def means_in_the_way(error: OSError) -> bool:
+    """Whether something of another kind, or another filesystem, lies where a file or directory was to be."""
+    return error.errno in (
+        numbers.EISDIR,
+        numbers.ENOTDIR,
+        numbers.ENOTEMPTY,
+        numbers.EEXIST,
+        numbers.ELOOP,
+        numbers.EXDEV,
+    )
+
+
+def means_refused_alignment(error: OSError) -> bool:
+    """Whether a filesystem refuses to read or write past its cache, as it was asked to."""
+    return error.errno in (numbers.EINVAL, numbers.EOPNOTSUPP)
 
 
 class ExitCode(NamedTuple):

@@ -7,7 +7,7 @@ from kvfs import errors
 
 
 def test_exit_codes_are_the_published_ones() -> None:
-    assert [row.code for row in errors.exit_codes()] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 70, 130]
+    assert [row.code for row in errors.exit_codes()] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 70, 130]
     assert len({row.meaning for row in errors.exit_codes()}) == len(errors.exit_codes())
 
 
@@ -20,11 +20,12 @@ def test_the_data_side_speaks_errno() -> None:
     assert errors.NoSuchPage.errno == errno.ENOENT
     assert errors.StalePage.errno == errno.ESTALE
     assert errors.OutOfRoom.errno == errno.ENOSPC
+    assert errors.TierFull.errno == errors.TierUncounted.errno == errno.ENOSPC
     assert errors.FileTooLarge.errno == errno.EFBIG
-    assert errors.CorruptPage.errno == errno.EIO
+    assert errors.CorruptPage.errno == errors.DamagedPage.errno == errors.TierFailed.errno == errno.EIO
     assert errors.NameTooLong.errno == errno.ENAMETOOLONG
     assert errors.AttributeMissing.errno == errno.ENODATA
-    assert errors.NotSupported.errno == errno.EOPNOTSUPP
+    assert errors.NotSupported.errno == errors.NotStorable.errno == errno.EOPNOTSUPP
 
 
 def test_the_readme_has_the_table() -> None:
