@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from telling import mebibytes, say, seconds, working
+from telling import mebibytes, say, seconds, summarize, working
 from vllm_generate import generate
 
 PROMPT_TOKENS = 4096
@@ -58,7 +58,8 @@ def request(directory: Path, model: str) -> dict[str, Any]:
 
 def main() -> None:
     phase, directory, answer_file, model = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-    say(f"process {os.getpid()}: vLLM, 303 million parameters, a prompt of {PROMPT_TOKENS:,} tokens")
+    say(f"process {os.getpid()}: vLLM with a Llama of 303 million parameters, whose values are random")
+    say(f"a prompt of {PROMPT_TOKENS:,} random tokens: what counts is the time, the answer makes no sense")
     with working("the engine starts, and answers"):
         _, first, answer = generate(request(directory, model))
     say(f"time to first token: {seconds(first['seconds'])}, {first['cached_tokens']:,} tokens from the cache")
@@ -71,7 +72,8 @@ def main() -> None:
     cold = json.loads(answer_file.read_text())
     if answer["tokens"] != cold["tokens"]:
         sys.exit("demo: the answers differ: that must not happen, please report it")
-    say(f"the same answer as before, first token {cold['seconds'] / first['seconds']:,.0f} times sooner")
+    say("the same answer as before")
+    summarize(answer_file, cold["seconds"], first["seconds"], NEW_TOKENS)
 
 
 if __name__ == "__main__":
