@@ -92,6 +92,7 @@ def test_growth_beyond_the_room_is_refused_at_once(mount: KvfsMount, directory: 
     finally:
         for descriptor in held:
             os.close(descriptor)
+    wait_until(lambda: not (directory / "last").exists(), 10, "the draft that found no room is dropped")
 
 
 def test_there_is_no_o_tmpfile(directory: Path) -> None:
