@@ -8,31 +8,27 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
-from contextlib import suppress
 
 import trio
 
 from kvfs import holding as holdings
 from kvfs.counters import Counters, LimitedLog
-from kvfs.errors import NameTooLong, NoSuchPage, NotSupported, StalePage
+from kvfs.errors import NoSuchPage, StalePage
 from kvfs.holding import Face, Holding, NoFace
 from kvfs.idle import IdlePages
 from kvfs.index import (
     DRAFT,
-    LONGEST_PATH,
     OTHER,
     SEALED,
     Directory,
     Entry,
     Index,
-    require_reachable,
 )
+from kvfs.naming import Naming
 from kvfs.page import OWNER, Owner
 from kvfs.policy import LeastRecentlyUsed
 from kvfs.room import Evictor
 from kvfs.sealing import Sealer
-from kvfs.syscalls import RENAME_EXCHANGE
 from kvfs.tiers.dram import DramTier
 
 log = logging.getLogger("kvfs.pool")
@@ -55,6 +51,7 @@ class Pool:
         self.counters = Counters()
         self.face: Face = NoFace()
         self.idle = IdlePages(tier, idle_limit)
+        self.names = Naming(self)
         self.evictor = Evictor(self, reserve_percent)
         self.sealer: Sealer
         self.drafts: set[Entry] = set()
@@ -106,8 +103,8 @@ class Pool:
         names = entry.names()
         gone = [names[0], *(link for link in names[1:] if not self._is_there(*link))]
         self.abandon(entry, gone)
-        for parent, name in gone:
-            self.face.invalidate(parent.number, name)
+        for parent, link in gone:
+            self.face.invalidate(parent.number, link)
         return NoSuchPage(name)
 
     def _is_there(self, parent: Directory, name: bytes) -> bool:
@@ -117,124 +114,7 @@ class Pool:
             return False
         return True
 
-    # New entries
-
-    def create(self, parent: Directory, name: bytes, owner: Owner) -> Entry:
-        """A new empty draft, held for writing. Raises FileExistsError."""
-        path = self._new_path(parent, name)
-        write_fd = self.idle.open(lambda: self.tier.create(path))
-        try:
-            read_fd = self.idle.open(lambda: self.tier.open(path, os.O_RDONLY))
-        except OSError:
-            os.close(write_fd)
-            self.tier.unlink(path)
-            raise
-        entry = self.index.add(parent, name, owner, DRAFT)
-        entry.holding = Holding(read_fd)
-        entry.holding.kept_if_empty = False
-        self._begin_writing(entry, write_fd)
-        return entry
-
-    def create_other(self, parent: Directory, name: bytes, owner: Owner, content: bytes = b"") -> Entry:
-        """A symlink (its target as ``content``), fifo or socket: a small file on the tier. Never a page."""
-        path = self._new_path(parent, name)
-        if stat.S_IFMT(owner.mode) not in (stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK):
-            raise NotSupported("device nodes are not kept")
-        fd = self.tier.create(path)
-        try:
-            self.tier.set_attribute(fd, OWNER, owner.format().encode())
-            os.write(fd, content)
-        except OSError:
-            self.tier.unlink(path)
-            raise
-        finally:
-            os.close(fd)
-        return self.index.add(parent, name, owner, OTHER)
-
-    def create_directory(self, parent: Directory, name: bytes, owner: Owner) -> Entry:
-        path = self._new_path(parent, name)
-        self.tier.mkdir(path)
-        self.tier.set_attribute(path, OWNER, owner.format().encode())
-        return self.index.add(parent, name, owner, OTHER)
-
-    def _require_linked(self, directory: Directory) -> None:
-        if directory.parent is None and directory is not self.index.root:
-            raise NoSuchPage("the directory was removed")
-
-    def _new_path(self, parent: Directory, name: bytes) -> bytes:
-        """Where a new name lies; NoSuchPage in a removed directory, NameTooLong beyond the limit."""
-        self._require_linked(parent)
-        path = parent.child_path(name)
-        if len(path) >= LONGEST_PATH:
-            raise NameTooLong("the path from the root of the mount is too long")
-        return path
-
-    def link(self, entry: Entry, parent: Directory, name: bytes) -> None:
-        """A hard link."""
-        path = self._new_path(parent, name)
-        if entry.parent is None:
-            raise NoSuchPage("the file was removed")
-        self.tier.link(entry.path(), path)
-        self.index.add_link(entry, parent, name)
-        self.idle.changed(entry)
-
-    # Names that go or move
-
-    def unlink(self, parent: Directory, name: bytes) -> int:
-        """Takes a name away. Returns a descriptor to close, whose closing may free much memory, or -1."""
-        if name in parent.children:
-            self.idle.secure(parent.children[name])
-        try:
-            self.tier.unlink(parent.child_path(name))
-        except FileNotFoundError:
-            if name not in parent.children:
-                raise
-        entry = self.index.remove(parent, name)
-        return self._detached(entry)
-
-    def remove_directory(self, parent: Directory, name: bytes) -> None:
-        try:
-            self.tier.rmdir(parent.child_path(name))
-        except FileNotFoundError:
-            if name not in parent.children:
-                raise
-        self._detached(self.index.remove(parent, name))
-
-    def rename(self, old: Directory, old_name: bytes, new: Directory, new_name: bytes, flags: int) -> int:
-        """rename(2) with its flags. Returns a descriptor to close, of what was replaced, or -1."""
-        self._require_linked(new)
-        one, other = old.children.get(old_name), new.children.get(new_name)
-        if isinstance(one, Directory):
-            require_reachable(one, len(new.child_path(new_name)))
-        if isinstance(other, Directory) and flags & RENAME_EXCHANGE:
-            require_reachable(other, len(old.child_path(old_name)))
-        if other is not None and other is not one and not flags:
-            self._keep_for_the_kernel(other)
-        try:
-            self.tier.rename(old.child_path(old_name), new.child_path(new_name), flags)
-        except OSError:
-            if other is not None:
-                self.settle(other)
-            raise
-        if one is None:
-            raise NoSuchPage("the tier knew a name that the index did not")
-        if flags & RENAME_EXCHANGE:
-            assert other is not None
-            self.index.exchange(old, old_name, new, new_name)
-            self.idle.changed(one)
-            self.idle.changed(other)
-            return -1
-        if one is other:  # two hard links of one file: POSIX leaves both
-            return -1
-        replaced = self.index.move(old, old_name, new, new_name)
-        self.idle.changed(one)
-        return -1 if replaced is None else self._detached(replaced)
-
-    def _keep_for_the_kernel(self, entry: Entry) -> None:
-        """Another file is about to take the name: who has just looked it up opens this one all the same."""
-        if entry.is_file and self._lookups(entry) and not entry.links:
-            with suppress(NoSuchPage):
-                self.hold(entry).until_forgotten = True
+    # Names that go
 
     def remove_everywhere(self, entry: Entry) -> None:
         """Unlinks every name of an entry, on the tier and in the index, and tells the kernel."""
@@ -247,13 +127,13 @@ class Pool:
                     self.tier.unlink(parent.child_path(name))
             except FileNotFoundError:
                 pass
-            fd = self._detached(self.index.remove(parent, name))
+            fd = self.detached(self.index.remove(parent, name))
             # Last, so that no look-up comes between and tells the kernel of the name once more.
             self.face.invalidate(parent.number, name)
             if fd >= 0:
                 os.close(fd)
 
-    def _detached(self, entry: Entry) -> int:
+    def detached(self, entry: Entry) -> int:
         """A name of the entry is gone from the index; the last one takes the entry along."""
         if entry.parent is not None:
             if entry.holding is not None:
@@ -272,9 +152,9 @@ class Pool:
         return self._end(entry)
 
     def _is_kept(self, entry: Entry, holding: Holding) -> bool:
-        return holding.until_forgotten and self._lookups(entry) > 0
+        return holding.until_forgotten and self.lookups(entry) > 0
 
-    def _lookups(self, entry: Entry) -> int:
+    def lookups(self, entry: Entry) -> int:
         """How often the kernel was told of an entry that it has not forgotten since."""
         entry.lookups += self.face.take_lookups(entry)
         return entry.lookups
@@ -293,7 +173,7 @@ class Pool:
         return fd
 
     def _drop_if_forgotten(self, entry: Entry) -> None:
-        if not self._lookups(entry):
+        if not self.lookups(entry):
             self.idle.forget(entry)
             self.index.drop(entry)
 
@@ -303,7 +183,7 @@ class Pool:
         entry = self.index.by_number(number)
         if entry is None:
             return -1
-        entry.lookups = max(0, self._lookups(entry) - lookups)
+        entry.lookups = max(0, self.lookups(entry) - lookups)
         if entry.lookups == 0 and entry.parent is None and entry is not self.index.root:
             if entry.holding is None:
                 self._drop_if_forgotten(entry)
@@ -316,7 +196,7 @@ class Pool:
         caller invalidates them, once what they mean now is in the index."""
         for parent, name in names:
             self.index.remove(parent, name)
-        fd = self._detached(entry)
+        fd = self.detached(entry)
         if fd >= 0:
             os.close(fd)
 
@@ -338,7 +218,8 @@ class Pool:
         except FileNotFoundError:
             raise self.vanished(entry) from None
 
-    def _begin_writing(self, entry: Entry, write_fd: int) -> None:
+    def begin_writing(self, entry: Entry, write_fd: int) -> None:
+        """The first handle for writing of an entry that is held."""
         holding = entry.holding
         assert holding is not None
         holding.write_fd = write_fd
@@ -357,7 +238,7 @@ class Pool:
         else:
             # Not by its name: that may mean another file by now.
             path, flags = f"/proc/self/fd/{holding.read_fd}", os.O_RDWR | os.O_CLOEXEC
-            self._begin_writing(entry, self.idle.open(lambda: os.open(path, flags)))
+            self.begin_writing(entry, self.idle.open(lambda: os.open(path, flags)))
         holding.retry_until = 0.0
 
     def remove_writer(self, entry: Entry, failure: str = "") -> None:

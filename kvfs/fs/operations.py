@@ -193,7 +193,7 @@ class Operations(pyfuse3.Operations):
             info = await self._files.open(existing, flags)
             return info, self._reply(existing)
         owner = self._owner(parent, stat.S_IFREG | stat.S_IMODE(mode), ctx)
-        entry = await self._made(lambda: self._pool.create(parent, name, owner))
+        entry = await self._made(lambda: self._pool.names.create(parent, name, owner))
         return self._files.created(entry), self._reply(entry)
 
     async def mknod(
@@ -202,12 +202,12 @@ class Operations(pyfuse3.Operations):
         parent = self._changing(parent_inode, name)
         owner = self._owner(parent, mode, ctx)
         if stat.S_ISREG(mode):
-            entry = await self._made(lambda: self._pool.create(parent, name, owner))
+            entry = await self._made(lambda: self._pool.names.create(parent, name, owner))
             self._pool.remove_writer(entry)
         elif stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             raise FUSEError(errno.EPERM)
         else:
-            entry = await self._made(lambda: self._pool.create_other(parent, name, owner))
+            entry = await self._made(lambda: self._pool.names.create_other(parent, name, owner))
         return self._reply(entry)
 
     async def mkdir(
@@ -215,21 +215,23 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         parent = self._changing(parent_inode, name)
         owner = self._owner(parent, mode, ctx)
-        return self._reply(await self._made(lambda: self._pool.create_directory(parent, name, owner)))
+        return self._reply(await self._made(lambda: self._pool.names.create_directory(parent, name, owner)))
 
     async def symlink(
         self, parent_inode: InodeT, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         parent = self._changing(parent_inode, name)
         owner = self._owner(parent, stat.S_IFLNK | 0o777, ctx)
-        return self._reply(await self._made(lambda: self._pool.create_other(parent, name, owner, target)))
+        return self._reply(
+            await self._made(lambda: self._pool.names.create_other(parent, name, owner, target))
+        )
 
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         parent = self._changing(new_parent_inode, new_name)
         entry = self._entry(inode)
-        self._pool.link(entry, parent, new_name)
+        self._pool.names.link(entry, parent, new_name)
         return self._reply(entry)
 
     async def readlink(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> bytes:
@@ -245,10 +247,10 @@ class Operations(pyfuse3.Operations):
     # Names that go or move
 
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        await self._files.let_go(self._pool.unlink(self._changing(parent_inode, name), name))
+        await self._files.let_go(self._pool.names.unlink(self._changing(parent_inode, name), name))
 
     async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        self._pool.remove_directory(self._changing(parent_inode, name), name)
+        self._pool.names.remove_directory(self._changing(parent_inode, name), name)
 
     async def rename(
         self,
@@ -263,7 +265,7 @@ class Operations(pyfuse3.Operations):
             raise FUSEError(errno.EINVAL)
         old = self._changing(parent_inode_old, name_old)
         new = self._changing(parent_inode_new, name_new)
-        await self._files.let_go(self._pool.rename(old, name_old, new, name_new, flags))
+        await self._files.let_go(self._pool.names.rename(old, name_old, new, name_new, flags))
 
     # Listings
 

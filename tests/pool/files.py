@@ -41,13 +41,13 @@ async def settled(pool: Pool) -> None:
 
 def create(pool: Pool, name: bytes, parent: Directory | None = None) -> Entry:
     """open(O_CREAT | O_EXCL), as the filesystem's side answers it."""
-    entry = pool.create(parent or pool.index.root, name, OWNER)
+    entry = pool.names.create(parent or pool.index.root, name, OWNER)
     pool.face.publish(entry)
     return entry
 
 
 def mkdir(pool: Pool, name: bytes, parent: Directory | None = None) -> Directory:
-    entry = pool.create_directory(parent or pool.index.root, name, DIRECTORY)
+    entry = pool.names.create_directory(parent or pool.index.root, name, DIRECTORY)
     assert isinstance(entry, Directory)
     return entry
 

@@ -83,7 +83,7 @@ class Programs:
         directory, name = self.place()
         if name in directory.children:
             return
-        entry = self.known(self.pool.create(directory, name, files.OWNER))
+        entry = self.known(self.pool.names.create(directory, name, files.OWNER))
         self.pool.face.publish(entry)
         data = self.data()
         files.put(entry, data)
@@ -173,7 +173,7 @@ class Programs:
     def remove(self) -> None:
         found = self.some_file()
         if found is not None:
-            self.let_go(self.pool.unlink(found[0], found[1]))
+            self.let_go(self.pool.names.unlink(found[0], found[1]))
 
     def rename(self) -> None:
         found, (directory, name) = self.some_file(), self.place()
@@ -183,12 +183,12 @@ class Programs:
         if target is not None and target.is_directory:
             return
         flags = RENAME_EXCHANGE if target is not None and self.choices.random() < 0.3 else 0
-        self.let_go(self.pool.rename(found[0], found[1], directory, name, flags))
+        self.let_go(self.pool.names.rename(found[0], found[1], directory, name, flags))
 
     def link(self) -> None:
         found, (directory, name) = self.some_file(), self.place()
         if found is not None and name not in directory.children:
-            self.pool.link(found[2], directory, name)
+            self.pool.names.link(found[2], directory, name)
 
     def make_or_remove_directory(self) -> None:
         name = b"d%d" % self.choices.randrange(4)
@@ -196,7 +196,7 @@ class Programs:
         if entry is None:
             files.mkdir(self.pool, name)
         elif isinstance(entry, Directory) and not entry.children:
-            self.pool.remove_directory(self.pool.index.root, name)
+            self.pool.names.remove_directory(self.pool.index.root, name)
 
     async def resize(self) -> None:
         found = self.some_file()
@@ -310,7 +310,7 @@ async def test_ten_thousand_random_operations(
     for directory in programs.directories()[::-1]:
         for name in list(directory.children):
             if not isinstance(directory.children[name], Directory):
-                programs.let_go(pool.unlink(directory, name))
+                programs.let_go(pool.names.unlink(directory, name))
     programs.forget()
     assert pool.tier.room().used_bytes == 0
     assert pool.pages == len(pool.idle) == 0

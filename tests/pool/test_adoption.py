@@ -319,9 +319,9 @@ async def test_an_unchecked_page_can_be_evicted_renamed_linked_and_removed(
     pool = adopted()
     root = pool.index.root
     await pool.evictor.free(1)
-    pool.rename(root, b"renamed", root, b"new name", 0)
-    pool.link(find(pool, b"linked"), root, b"link")
-    assert pool.unlink(root, b"removed") == -1
+    pool.names.rename(root, b"renamed", root, b"new name", 0)
+    pool.names.link(find(pool, b"linked"), root, b"link")
+    assert pool.names.unlink(root, b"removed") == -1
     assert sorted(pool.tier.list(b"")) == [b"link", b"linked", b"new name"]
     for name in (b"new name", b"link"):
         assert await read(openings, find(pool, name)) == DATA

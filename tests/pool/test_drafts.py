@@ -38,15 +38,15 @@ async def test_nothing_is_made_in_a_removed_directory(pool: Pool) -> None:
     directory = files.mkdir(pool, b"gone")
     kept = await page(pool, b"kept", b"bytes")
     directory.lookups = 1
-    pool.remove_directory(pool.index.root, b"gone")
+    pool.names.remove_directory(pool.index.root, b"gone")
     with pytest.raises(NoSuchPage):
         create(pool, b"new", directory)
     with pytest.raises(NoSuchPage):
         files.mkdir(pool, b"new", directory)
     with pytest.raises(NoSuchPage):
-        pool.link(kept, directory, b"new")
+        pool.names.link(kept, directory, b"new")
     with pytest.raises(NoSuchPage):
-        pool.rename(pool.index.root, b"kept", directory, b"new", 0)
+        pool.names.rename(pool.index.root, b"kept", directory, b"new", 0)
     files.forget(pool, directory.number, 1)
     assert pool.index.by_number(directory.number) is None
 

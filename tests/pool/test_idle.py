@@ -65,7 +65,7 @@ async def test_a_page_without_a_descriptor_is_described_as_it_is(pool: Pool, fac
     assert described().st_atime_ns == 5
     assert entry.hits == 1
     assert is_right()
-    pool.link(entry, pool.index.root, b"link")
+    pool.names.link(entry, pool.index.root, b"link")
     assert described().st_nlink == 2
     pool.set_times(entry, 7, 8)
     assert (described().st_atime_ns, described().st_mtime_ns) == (7, 8)
@@ -77,10 +77,10 @@ async def test_a_page_without_a_descriptor_is_described_as_it_is(pool: Pool, fac
     attributes.remove(entry, "user.name")
     assert is_right()
     root = pool.index.root
-    assert pool.rename(root, b"page", root, b"renamed", 0) == -1
+    assert pool.names.rename(root, b"page", root, b"renamed", 0) == -1
     assert is_right()
     await page(pool, b"other", OLD)
-    assert pool.rename(root, b"renamed", root, b"other", RENAME_EXCHANGE) == -1
+    assert pool.names.rename(root, b"renamed", root, b"other", RENAME_EXCHANGE) == -1
     assert is_right()
     assert entry.ready_id
     check_pool(pool, face)
@@ -104,7 +104,7 @@ async def test_a_page_without_a_descriptor_is_removed(pool: Pool, face: KernelFa
     entry = await page(pool, b"page", OLD)
     entry.lookups = 1
     fd = face.open_natively(entry) if is_open else -1
-    assert pool.unlink(pool.index.root, b"page") == -1
+    assert pool.names.unlink(pool.index.root, b"page") == -1
     if is_open:
         assert pool.status(entry).st_nlink == 0, "fstat is answered"
         assert os.pread(fd, len(OLD), 0) == OLD
@@ -116,9 +116,9 @@ async def test_a_page_without_a_descriptor_is_removed(pool: Pool, face: KernelFa
 
 async def test_a_page_without_a_descriptor_loses_one_of_its_names(pool: Pool, face: KernelFace) -> None:
     entry = await page(pool, b"page", OLD)
-    pool.link(entry, pool.index.root, b"link")
+    pool.names.link(entry, pool.index.root, b"link")
     fd = face.open_natively(entry)
-    assert pool.unlink(pool.index.root, b"page") == -1
+    assert pool.names.unlink(pool.index.root, b"page") == -1
     check_pool(pool, face)
     face.close_natively(pool, entry, fd)
     check_pool(pool, face)
@@ -131,7 +131,7 @@ async def test_a_page_without_a_descriptor_is_replaced_by_rename(
     entry = await page(pool, b"page", OLD)
     entry.lookups = lookups
     await page(pool, b"new", b"new bytes")
-    fd = pool.rename(pool.index.root, b"new", pool.index.root, b"page", 0)
+    fd = pool.names.rename(pool.index.root, b"new", pool.index.root, b"page", 0)
     if fd >= 0:
         os.close(fd)
     files.forget(pool, entry.number, lookups)
@@ -182,9 +182,9 @@ async def test_links_and_owners_of_a_page_without_a_descriptor(
     pool: Pool, openings: Openings, face: KernelFace
 ) -> None:
     entry = await page(pool, b"page", OLD)
-    pool.link(entry, pool.index.root, b"link")
+    pool.names.link(entry, pool.index.root, b"link")
     pool.set_owner(entry, files.OWNER.__class__(files.OWNER.mode, 5, 6))
-    assert pool.unlink(pool.index.root, b"page") == -1
+    assert pool.names.unlink(pool.index.root, b"page") == -1
     assert pool.pages == 1
     check_pool(pool, face)
     assert await read(openings, entry) == OLD
@@ -236,7 +236,7 @@ async def test_who_looked_a_name_up_before_a_rename_opens_what_it_was(
     old.lookups = 2
     await page(pool, b"temporary", b"new bytes")
     root = pool.index.root
-    assert pool.rename(root, b"temporary", root, b"key", 0) == -1
+    assert pool.names.rename(root, b"temporary", root, b"key", 0) == -1
     assert await read(openings, old) == OLD
     assert await read(openings, old) == OLD, "and another one too"
     with pytest.raises(StalePage):
@@ -255,7 +255,7 @@ async def test_a_draft_that_a_rename_replaces_is_kept_too(pool: Pool, openings: 
     draft.lookups = 1
     await page(pool, b"temporary", b"new bytes")
     root = pool.index.root
-    assert pool.rename(root, b"temporary", root, b"key", 0) == -1
+    assert pool.names.rename(root, b"temporary", root, b"key", 0) == -1
     pool.remove_writer(draft)
     await settled(pool)
     assert await read(openings, draft) == b"a part"
@@ -279,9 +279,9 @@ async def test_a_rename_that_fails_leaves_its_target_as_it_was(
     for name in (b"target", b"empty"):
         for source, kind in ((b"missing", FileNotFoundError), (b"directory", NotADirectoryError)):
             with pytest.raises(kind):
-                pool.rename(root, source, root, name, 0)
+                pool.names.rename(root, source, root, name, 0)
             check_pool(pool, face)
     assert face.can_open_natively(target)
-    result: Any = pool.unlink(root, b"target")
+    result: Any = pool.names.unlink(root, b"target")
     if result >= 0:
         os.close(result)

@@ -118,7 +118,7 @@ async def test_a_listing_while_names_come_and_go(
 
     def change(rounds: int) -> None:
         if rounds <= 5:
-            os.close(pool.unlink(pool.index.root, b"%02d" % (25 + rounds - 1)))
+            os.close(pool.names.unlink(pool.index.root, b"%02d" % (25 + rounds - 1)))
             files.mkdir(pool, b"new %d" % rounds)
 
     given = await listing.read(operations, handle, change)

@@ -79,7 +79,7 @@ class Program:
         await self.write(files.create(self.pool, self.name))
         await self.pause()
         if self.name in root.children:
-            fd = self.pool.rename(root, self.name, root, self.choices.choice(NAMES), 0)
+            fd = self.pool.names.rename(root, self.name, root, self.choices.choice(NAMES), 0)
             if fd >= 0:
                 os.close(fd)
 
@@ -146,7 +146,7 @@ class Program:
     async def remove(self) -> None:
         name = self.choices.choice(NAMES)
         if name in self.pool.index.root.children:
-            fd = self.pool.unlink(self.pool.index.root, name)
+            fd = self.pool.names.unlink(self.pool.index.root, name)
             if fd >= 0:
                 await trio.to_thread.run_sync(os.close, fd)
 

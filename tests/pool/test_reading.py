@@ -55,7 +55,7 @@ async def test_natively_counted_opens_of_what_is_gone_are_hits_all_the_same(
     other = await page(pool, b"other", OLD)
     await page(pool, b"hottest", OLD)
     face.close_natively(pool, entry, face.open_natively(entry))
-    os.close(pool.unlink(pool.index.root, b"page"))
+    os.close(pool.names.unlink(pool.index.root, b"page"))
     assert dict(face.touched) == {0: 1}
     pool.collect_touches()
     assert pool.counters.hits == 1
@@ -101,7 +101,7 @@ async def test_a_removed_page_is_whole_for_those_who_have_it_open(
         entry.lookups = 1
         holding = await openings.open_reading(entry)
         fd = face.open_natively(entry)
-        assert pool.unlink(pool.index.root, b"page") == -1
+        assert pool.names.unlink(pool.index.root, b"page") == -1
         assert pool.pages == 0
         assert pool.tier.room().used_bytes > 0
         assert os.pread(holding.read_fd, len(OLD), 0) == os.pread(fd, len(OLD), 0) == OLD
@@ -125,7 +125,7 @@ async def test_a_removed_page_can_be_opened_again_while_it_is_open(pool: Pool, o
     entry = await page(pool, b"page", OLD)
     entry.lookups = 1
     await openings.open_reading(entry)
-    pool.unlink(pool.index.root, b"page")
+    pool.names.unlink(pool.index.root, b"page")
     assert await read(openings, entry) == OLD
     openings.close_reading(entry)
     files.forget(pool, entry.number, 1)
@@ -135,7 +135,7 @@ async def test_a_change_of_mode_does_not_keep_a_removed_page(pool: Pool, face: K
     entry = await page(pool, b"page", OLD)
     entry.lookups = 1
     fd = face.open_natively(entry)
-    pool.unlink(pool.index.root, b"page")
+    pool.names.unlink(pool.index.root, b"page")
     pool.set_owner(entry, files.OWNER)
     face.close_natively(pool, entry, fd)
     assert entry.holding is None
@@ -188,7 +188,7 @@ async def test_a_link_outlives_another_one_that_vanished(
     expect_log("first is gone from the tier behind our back")
     pool.idle.limit = 0
     entry = await page(pool, b"first", OLD)
-    pool.link(entry, pool.index.root, b"second")
+    pool.names.link(entry, pool.index.root, b"second")
     pool.tier.unlink(b"first")
     with pytest.raises(NoSuchPage):
         pool.status(entry)
@@ -203,13 +203,13 @@ async def test_removing_what_vanished_succeeds(pool: Pool) -> None:
     files.mkdir(pool, b"directory")
     pool.tier.unlink(b"page")
     pool.tier.rmdir(b"directory")
-    os.close(pool.unlink(pool.index.root, b"page"))
-    pool.remove_directory(pool.index.root, b"directory")
+    os.close(pool.names.unlink(pool.index.root, b"page"))
+    pool.names.remove_directory(pool.index.root, b"directory")
     assert len(pool.index) == 1
     with pytest.raises(FileNotFoundError):
-        pool.unlink(pool.index.root, b"page")
+        pool.names.unlink(pool.index.root, b"page")
     with pytest.raises(FileNotFoundError):
-        pool.remove_directory(pool.index.root, b"directory")
+        pool.names.remove_directory(pool.index.root, b"directory")
 
 
 # Names that move
@@ -223,7 +223,7 @@ async def test_renaming_over_a_page_that_is_read_keeps_it_for_the_reader(
     holding = await openings.open_reading(old)
     await page(pool, b"temporary", b"new")
     root = pool.index.root
-    assert pool.rename(root, b"temporary", root, b"key", 0) == -1
+    assert pool.names.rename(root, b"temporary", root, b"key", 0) == -1
     assert files.content(pool, b"key") == b"new"
     assert os.pread(holding.read_fd, len(OLD), 0) == OLD
     openings.close_reading(old)
@@ -237,20 +237,20 @@ async def test_renaming_a_directory_moves_what_is_in_it(pool: Pool, openings: Op
     inner = files.mkdir(pool, b"inner", outer)
     entry = await page(pool, b"page", OLD, inner)
     elsewhere = files.mkdir(pool, b"elsewhere")
-    pool.rename(outer, b"inner", elsewhere, b"moved", 0)
+    pool.names.rename(outer, b"inner", elsewhere, b"moved", 0)
     assert entry.path() == b"elsewhere/moved/page"
     assert await read(openings, entry) == OLD
     other = files.mkdir(pool, b"inner", outer)
     await page(pool, b"page", b"another", other)
-    pool.rename(elsewhere, b"moved", outer, b"inner", RENAME_EXCHANGE)
+    pool.names.rename(elsewhere, b"moved", outer, b"inner", RENAME_EXCHANGE)
     assert await read(openings, find(pool, b"outer/inner/page")) == OLD
     assert await read(openings, find(pool, b"elsewhere/moved/page")) == b"another"
 
 
 async def test_renaming_one_link_over_another_leaves_both(pool: Pool) -> None:
     entry = await page(pool, b"one", OLD)
-    pool.link(entry, pool.index.root, b"other")
-    assert pool.rename(pool.index.root, b"one", pool.index.root, b"other", 0) == -1
+    pool.names.link(entry, pool.index.root, b"other")
+    assert pool.names.rename(pool.index.root, b"one", pool.index.root, b"other", 0) == -1
     assert sorted(pool.tier.list(b"")) == [b"one", b"other"]
 
 
@@ -260,14 +260,14 @@ async def test_a_failed_rename_changes_nothing(pool: Pool, face: KernelFace) -> 
     await page(pool, b"inside", OLD, directory)
     root = pool.index.root
     with pytest.raises(IsADirectoryError):
-        pool.rename(root, b"page", root, b"directory", 0)
+        pool.names.rename(root, b"page", root, b"directory", 0)
     with pytest.raises(FileNotFoundError):
-        pool.rename(root, b"missing", root, b"new", 0)
+        pool.names.rename(root, b"missing", root, b"new", 0)
     other = files.mkdir(pool, b"other")
     with pytest.raises(OSError, match="not empty"):
-        pool.rename(root, b"other", root, b"directory", 0)
+        pool.names.rename(root, b"other", root, b"directory", 0)
     with pytest.raises(OSError, match="not empty"):
-        pool.remove_directory(root, b"directory")
+        pool.names.remove_directory(root, b"directory")
     assert other.parent is root
     check_pool(pool, face)
 
@@ -275,7 +275,7 @@ async def test_a_failed_rename_changes_nothing(pool: Pool, face: KernelFace) -> 
 async def test_numbers_are_kept_for_as_long_as_the_kernel_knows_them(pool: Pool) -> None:
     entry = await page(pool, b"page", OLD)
     entry.lookups = 5
-    os.close(pool.unlink(pool.index.root, b"page"))
+    os.close(pool.names.unlink(pool.index.root, b"page"))
     assert pool.index.by_number(entry.number) is entry
     files.forget(pool, entry.number, 4)
     new = await page(pool, b"new", OLD)
@@ -290,7 +290,9 @@ async def test_numbers_are_kept_for_as_long_as_the_kernel_knows_them(pool: Pool)
 
 async def test_fifos_symlinks_and_sockets_are_small_files_and_never_pages(pool: Pool) -> None:
     for kind, content in ((0o120777, b"/target"), (0o010600, b""), (0o140600, b"")):
-        entry = pool.create_other(pool.index.root, b"%o" % kind, files.OWNER.__class__(kind, 1, 2), content)
+        entry = pool.names.create_other(
+            pool.index.root, b"%o" % kind, files.OWNER.__class__(kind, 1, 2), content
+        )
         assert files.content(pool, b"%o" % kind) == content
         assert entry.state != DRAFT
     assert pool.pages == 0
@@ -325,7 +327,7 @@ async def test_a_page_removed_while_it_is_checked_is_stale(
         for _ in range(3):
             nursery.start_soon(open_it)
         await trio.sleep(0.01)
-        os.close(pool.unlink(pool.index.root, b"page"))
+        os.close(pool.names.unlink(pool.index.root, b"page"))
         go.set()
     assert stale == 3
     assert pool.tier.room().used_bytes == 0

@@ -70,7 +70,7 @@ async def replace_while(
 
 async def test_a_page_removed_meanwhile_stays_removed(pool: Pool, openings: Openings, slow: SlowCopy) -> None:
     entry = await page(pool, b"page", OLD)
-    await replace_while(pool, openings, slow, entry, lambda: pool.unlink(pool.index.root, b"page"))
+    await replace_while(pool, openings, slow, entry, lambda: pool.names.unlink(pool.index.root, b"page"))
     assert pool.tier.list(b"") == []
     assert pool.tier.room().used_bytes == 0
 
@@ -80,7 +80,9 @@ async def test_a_page_renamed_meanwhile_is_replaced_under_its_new_name(
 ) -> None:
     entry = await page(pool, b"page", OLD)
     root = pool.index.root
-    await replace_while(pool, openings, slow, entry, lambda: pool.rename(root, b"page", root, b"new", 0))
+    await replace_while(
+        pool, openings, slow, entry, lambda: pool.names.rename(root, b"page", root, b"new", 0)
+    )
     assert pool.tier.list(b"") == [b"new"]
     assert find(pool, b"new") is not entry
     assert files.is_intact(pool, b"new", OLD)
@@ -92,7 +94,9 @@ async def test_a_page_whose_name_was_taken_meanwhile_leaves_it_alone(
     entry = await page(pool, b"page", OLD)
     other = await page(pool, b"other", b"other bytes")
     root = pool.index.root
-    await replace_while(pool, openings, slow, entry, lambda: pool.rename(root, b"other", root, b"page", 0))
+    await replace_while(
+        pool, openings, slow, entry, lambda: pool.names.rename(root, b"other", root, b"page", 0)
+    )
     assert find(pool, b"page") is other
     assert files.is_intact(pool, b"page", b"other bytes")
 
@@ -101,7 +105,7 @@ async def test_a_page_linked_meanwhile_has_its_new_link_moved_too(
     pool: Pool, openings: Openings, slow: SlowCopy
 ) -> None:
     entry = await page(pool, b"page", OLD)
-    await replace_while(pool, openings, slow, entry, lambda: pool.link(entry, pool.index.root, b"link"))
+    await replace_while(pool, openings, slow, entry, lambda: pool.names.link(entry, pool.index.root, b"link"))
     assert find(pool, b"page") is find(pool, b"link") is not entry
 
 
@@ -169,7 +173,7 @@ async def test_a_failure_on_the_tier_leaves_everything_as_it_was(
 ) -> None:
     entry = await page(pool, b"page", OLD)
     for name in (b"link1", b"link2"):
-        pool.link(entry, pool.index.root, name)
+        pool.names.link(entry, pool.index.root, name)
     pool.tier.set_attribute(b"page", "user.mine", b"value")
     before = open_descriptors()
     calls = 0

@@ -149,13 +149,13 @@ async def test_pages_that_change_during_an_eviction_are_no_trouble(
                 case 0:
                     await read(openings, entry)
                 case 1:
-                    fd = pool.unlink(pool.index.root, entry.name)
+                    fd = pool.names.unlink(pool.index.root, entry.name)
                     if fd >= 0:
                         os.close(fd)
                 case 2:
                     await files.rewrite(openings, entry, b"other bytes")
                 case 3:
-                    pool.rename(pool.index.root, entry.name, pool.index.root, b"moved " + entry.name, 0)
+                    pool.names.rename(pool.index.root, entry.name, pool.index.root, b"moved " + entry.name, 0)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(disturb)

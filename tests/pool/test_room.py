@@ -60,7 +60,7 @@ async def test_small_files_leave_last(pool: Pool) -> None:
 async def test_a_file_with_links_goes_with_all_its_names(pool: Pool, face: KernelFace) -> None:
     entry = (await pages(pool, 2))[0]
     directory = files.mkdir(pool, b"d")
-    pool.link(entry, directory, b"link")
+    pool.names.link(entry, directory, b"link")
     assert await pool.evictor.free(1) == MIB
     assert left(pool) == [b"01", b"d"]
     assert directory.children == {}
@@ -129,7 +129,7 @@ async def test_only_pages_are_evicted(pool: Pool, expect_log: LogGuard) -> None:
     entry = create(pool, b"draft")
     put(entry, DATA)
     files.mkdir(pool, b"directory")
-    pool.create_other(pool.index.root, b"symlink", files.OWNER.__class__(0o120777, 0, 0), b"target")
+    pool.names.create_other(pool.index.root, b"symlink", files.OWNER.__class__(0o120777, 0, 0), b"target")
     empty = create(pool, b"empty")
     pool.remove_writer(empty)
     assert await pool.evictor.free(10 * MIB, 10) == 0

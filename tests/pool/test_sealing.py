@@ -89,7 +89,7 @@ async def test_a_change_of_size_meanwhile_begins_it_anew(
 
 async def test_a_file_removed_meanwhile_is_gone(pool: Pool, slow: SlowDigest) -> None:
     await being_sealed(pool, slow)
-    fd = pool.unlink(pool.index.root, b"page")
+    fd = pool.names.unlink(pool.index.root, b"page")
     os.close(fd)
     new = create(pool, b"page")
     slow.go.set()
@@ -103,7 +103,7 @@ async def test_a_file_removed_meanwhile_is_gone(pool: Pool, slow: SlowDigest) ->
 
 async def test_a_file_renamed_meanwhile_is_sealed_under_its_new_name(pool: Pool, slow: SlowDigest) -> None:
     entry = await being_sealed(pool, slow, b"temporary")
-    pool.rename(pool.index.root, b"temporary", files.mkdir(pool, b"d"), b"final", 0)
+    pool.names.rename(pool.index.root, b"temporary", files.mkdir(pool, b"d"), b"final", 0)
     slow.go.set()
     await settled(pool)
     assert entry.state == SEALED
@@ -114,7 +114,7 @@ async def test_a_file_replaced_meanwhile_leaves_its_name_to_the_new_one(pool: Po
     await being_sealed(pool, slow)
     new = create(pool, b"new")
     put(new, b"new bytes")
-    os.close(pool.rename(pool.index.root, b"new", pool.index.root, b"page", 0))
+    os.close(pool.names.rename(pool.index.root, b"new", pool.index.root, b"page", 0))
     pool.remove_writer(new)
     slow.go.set()
     await settled(pool)
@@ -124,7 +124,7 @@ async def test_a_file_replaced_meanwhile_leaves_its_name_to_the_new_one(pool: Po
 
 async def test_a_file_linked_meanwhile_is_sealed_under_both_names(pool: Pool, slow: SlowDigest) -> None:
     entry = await being_sealed(pool, slow)
-    pool.link(entry, pool.index.root, b"also")
+    pool.names.link(entry, pool.index.root, b"also")
     slow.go.set()
     await settled(pool)
     assert files.is_intact(pool, b"page", b"some bytes")
@@ -136,7 +136,7 @@ async def test_a_file_removed_before_its_sealing_begins_is_no_trouble(pool: Pool
         entry = create(pool, b"%d" % number)
         put(entry, b"bytes")
         pool.remove_writer(entry)
-        os.close(pool.unlink(pool.index.root, b"%d" % number))
+        os.close(pool.names.unlink(pool.index.root, b"%d" % number))
         if number % 7 == 0:
             await trio.lowlevel.checkpoint()
     await settled(pool)

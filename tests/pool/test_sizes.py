@@ -185,7 +185,7 @@ async def test_a_file_removed_meanwhile_goes_afterwards(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(openings.resize, entry, MIB)
         await wait_until(lambda: slow.begun)
-        assert pool.unlink(pool.index.root, b"page") == -1
+        assert pool.names.unlink(pool.index.root, b"page") == -1
         slow.go.set()
     assert pool.tier.room().used_bytes == 0
     assert len(pool.index) == 1

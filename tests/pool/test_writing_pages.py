@@ -30,7 +30,7 @@ async def test_a_page_that_nobody_has_is_a_draft_again_in_place(
     pool: Pool, openings: Openings, face: KernelFace, truncate: bool
 ) -> None:
     entry = await page(pool, b"page", OLD)
-    pool.link(entry, pool.index.root, b"link")
+    pool.names.link(entry, pool.index.root, b"link")
     inode = pool.status(entry).st_ino
     await openings.open_writing(entry, truncate=truncate)
     assert entry.state == DRAFT
@@ -137,7 +137,7 @@ async def test_readers_keep_the_old_page_and_the_names_get_a_draft(
     entry = await page(pool, b"page", OLD)
     directory = files.mkdir(pool, b"d")
     for number in range(3):
-        pool.link(entry, directory, b"link%d" % number)
+        pool.names.link(entry, directory, b"link%d" % number)
     pool.tier.set_attribute(b"page", "user.mine", b"kept")
     entry.lookups = 1
     reader = kind_of_reader(pool, openings, face, entry)
@@ -273,9 +273,9 @@ async def test_a_removed_page_that_is_still_open_keeps_its_bytes(
     await reader.open()
     if replaced:
         await page(pool, b"temporary", b"other bytes")
-        fd = pool.rename(pool.index.root, b"temporary", pool.index.root, b"page", 0)
+        fd = pool.names.rename(pool.index.root, b"temporary", pool.index.root, b"page", 0)
     else:
-        fd = pool.unlink(pool.index.root, b"page")
+        fd = pool.names.unlink(pool.index.root, b"page")
     if fd >= 0:
         os.close(fd)
     for call in (openings.open_writing(entry, truncate=True), openings.resize(entry, 5)):
@@ -290,7 +290,7 @@ async def test_a_removed_page_that_is_still_open_keeps_its_bytes(
 async def test_a_removed_draft_can_be_opened_again(pool: Pool, openings: Openings) -> None:
     entry = files.create(pool, b"draft")
     put(entry, OLD)
-    assert pool.unlink(pool.index.root, b"draft") == -1
+    assert pool.names.unlink(pool.index.root, b"draft") == -1
     await openings.open_writing(entry, truncate=False)
     await openings.resize(entry, 10)
     pool.remove_writer(entry)
@@ -306,7 +306,7 @@ async def test_a_removed_page_is_not_among_the_idle_ones(
     entry = await page(pool, b"page", OLD)
     entry.lookups = 1
     fd = face.open_natively(entry)
-    pool.unlink(pool.index.root, b"page")
+    pool.names.unlink(pool.index.root, b"page")
     holding = await openings.open_reading(entry)
     face.close_natively(pool, entry, fd)
     for number in range(5):

@@ -1,0 +1,154 @@
+"""Names that come, go and move: what mkdir, link, rename and their like mean for the pool.
+
+A change is made on the tier first and then in the index, without an await in between.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kvfs.errors import NameTooLong, NoSuchPage, NotSupported
+from kvfs.holding import Holding
+from kvfs.index import DRAFT, LONGEST_PATH, OTHER, Directory, Entry, require_reachable
+from kvfs.page import OWNER, Owner
+from kvfs.syscalls import RENAME_EXCHANGE
+
+if TYPE_CHECKING:
+    from kvfs.pool import Pool
+
+
+class Naming:
+    """The changes that a program can make to the names of a pool."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    # New entries
+
+    def create(self, parent: Directory, name: bytes, owner: Owner) -> Entry:
+        """A new empty draft, held for writing. Raises FileExistsError."""
+        pool = self._pool
+        path = self._new_path(parent, name)
+        write_fd = pool.idle.open(lambda: pool.tier.create(path))
+        try:
+            read_fd = pool.idle.open(lambda: pool.tier.open(path, os.O_RDONLY))
+        except OSError:
+            os.close(write_fd)
+            pool.tier.unlink(path)
+            raise
+        entry = pool.index.add(parent, name, owner, DRAFT)
+        entry.holding = Holding(read_fd)
+        entry.holding.kept_if_empty = False
+        pool.begin_writing(entry, write_fd)
+        return entry
+
+    def create_other(self, parent: Directory, name: bytes, owner: Owner, content: bytes = b"") -> Entry:
+        """A symlink (its target as ``content``), fifo or socket: a small file on the tier. Never a page."""
+        pool = self._pool
+        path = self._new_path(parent, name)
+        if stat.S_IFMT(owner.mode) not in (stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK):
+            raise NotSupported("device nodes are not kept")
+        fd = pool.tier.create(path)
+        try:
+            pool.tier.set_attribute(fd, OWNER, owner.format().encode())
+            os.write(fd, content)
+        except OSError:
+            pool.tier.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+        return pool.index.add(parent, name, owner, OTHER)
+
+    def create_directory(self, parent: Directory, name: bytes, owner: Owner) -> Entry:
+        pool = self._pool
+        path = self._new_path(parent, name)
+        pool.tier.mkdir(path)
+        pool.tier.set_attribute(path, OWNER, owner.format().encode())
+        return pool.index.add(parent, name, owner, OTHER)
+
+    def _require_linked(self, directory: Directory) -> None:
+        if directory.parent is None and directory is not self._pool.index.root:
+            raise NoSuchPage("the directory was removed")
+
+    def _new_path(self, parent: Directory, name: bytes) -> bytes:
+        """Where a new name lies; NoSuchPage in a removed directory, NameTooLong beyond the limit."""
+        self._require_linked(parent)
+        path = parent.child_path(name)
+        if len(path) >= LONGEST_PATH:
+            raise NameTooLong("the path from the root of the mount is too long")
+        return path
+
+    def link(self, entry: Entry, parent: Directory, name: bytes) -> None:
+        """A hard link."""
+        pool = self._pool
+        path = self._new_path(parent, name)
+        if entry.parent is None:
+            raise NoSuchPage("the file was removed")
+        pool.tier.link(entry.path(), path)
+        pool.index.add_link(entry, parent, name)
+        pool.idle.changed(entry)
+
+    # Names that go or move
+
+    def unlink(self, parent: Directory, name: bytes) -> int:
+        """Takes a name away. Returns a descriptor to close, whose closing may free much memory, or -1."""
+        pool = self._pool
+        if name in parent.children:
+            pool.idle.secure(parent.children[name])
+        try:
+            pool.tier.unlink(parent.child_path(name))
+        except FileNotFoundError:
+            if name not in parent.children:
+                raise
+        entry = pool.index.remove(parent, name)
+        return pool.detached(entry)
+
+    def remove_directory(self, parent: Directory, name: bytes) -> None:
+        pool = self._pool
+        try:
+            pool.tier.rmdir(parent.child_path(name))
+        except FileNotFoundError:
+            if name not in parent.children:
+                raise
+        pool.detached(pool.index.remove(parent, name))
+
+    def rename(self, old: Directory, old_name: bytes, new: Directory, new_name: bytes, flags: int) -> int:
+        """rename(2) with its flags. Returns a descriptor to close, of what was replaced, or -1."""
+        pool = self._pool
+        self._require_linked(new)
+        one, other = old.children.get(old_name), new.children.get(new_name)
+        if isinstance(one, Directory):
+            require_reachable(one, len(new.child_path(new_name)))
+        if isinstance(other, Directory) and flags & RENAME_EXCHANGE:
+            require_reachable(other, len(old.child_path(old_name)))
+        if other is not None and other is not one and not flags:
+            self._keep_for_the_kernel(other)
+        try:
+            pool.tier.rename(old.child_path(old_name), new.child_path(new_name), flags)
+        except OSError:
+            if other is not None:
+                pool.settle(other)
+            raise
+        if one is None:
+            raise NoSuchPage("the tier knew a name that the index did not")
+        if flags & RENAME_EXCHANGE:
+            assert other is not None
+            pool.index.exchange(old, old_name, new, new_name)
+            pool.idle.changed(one)
+            pool.idle.changed(other)
+            return -1
+        if one is other:  # two hard links of one file: POSIX leaves both
+            return -1
+        replaced = pool.index.move(old, old_name, new, new_name)
+        pool.idle.changed(one)
+        return -1 if replaced is None else pool.detached(replaced)
+
+    def _keep_for_the_kernel(self, entry: Entry) -> None:
+        """Another file is about to take the name: who has just looked it up opens this one all the same."""
+        pool = self._pool
+        if entry.is_file and pool.lookups(entry) and not entry.links:
+            with suppress(NoSuchPage):
+                pool.hold(entry).until_forgotten = True
