@@ -119,6 +119,18 @@ class NoSuchPage(KvfsError):
     errno = numbers.ENOENT
 
 
+class NameTaken(KvfsError):
+    """Something else has this name."""
+
+    errno = numbers.EEXIST
+
+
+class DirectoryNotEmpty(KvfsError):
+    """There are names in a directory that is to go."""
+
+    errno = numbers.ENOTEMPTY
+
+
 class StalePage(KvfsError):
     """The name now means another file: the kernel has to look it up again."""
 
@@ -142,6 +154,12 @@ class TierFull(OutOfRoom):
 
 class TierUncounted(OutOfRoom):
     """What a tier holds is still being counted: wait. Evicting would be for nothing."""
+
+
+class TimedOut(KvfsError):
+    """A tier did not answer in time."""
+
+    errno = numbers.ETIMEDOUT
 
 
 class FileTooLarge(KvfsError):
@@ -213,8 +231,8 @@ def means_in_the_way(error: OSError) -> bool:
     )
 
 
-def means_refused_alignment(error: OSError) -> bool:
-    """Whether a filesystem refuses to read or write past its cache, as it was asked to."""
+def means_unsupported(error: OSError) -> bool:
+    """Whether a filesystem cannot do what it was asked: to write past its cache, say."""
     return error.errno in (numbers.EINVAL, numbers.EOPNOTSUPP)
 
 

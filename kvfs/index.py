@@ -29,7 +29,8 @@ FIRST_NUMBER = 16
 class Entry:
     """A file or a directory: its first name, its shown owner, its place in the eviction order.
 
-    ``parent`` is None once the last name is gone. ``size`` is the page's size in bytes and 0 for a draft;
+    ``stored`` is None while the SSD has no copy of a page; see `kvfs.storage`. ``parent`` is None once the last
+    name is gone. ``size`` is the page's size in bytes and 0 for a draft;
     ``lookups`` counts how often the kernel was told of the number, but
     for what the face counted since it was last asked. ``ready_id`` is the backing id of a page
     that the channel can open although we hold no descriptor of it.
@@ -49,6 +50,7 @@ class Entry:
         "ready_id",
         "size",
         "state",
+        "stored",
     )
 
     def __init__(self, number: int, parent: Directory | None, name: bytes, owner: Owner, state: int) -> None:
@@ -63,6 +65,7 @@ class Entry:
         self.links: list[tuple[Directory, bytes]] | None = None
         self.holding: Holding | None = None
         self.ready_id = 0
+        self.stored: bytes | None = None
         self.colder: policy.Entry | None = None
         self.hotter: policy.Entry | None = None
 
@@ -101,6 +104,8 @@ UNCHECKED = 2
 """A page found at the start: its bytes are compared with its digest at the first open."""
 OTHER = 3
 """A directory, symlink, fifo or socket."""
+STORED = 4
+"""A page whose bytes are on the SSD only."""
 
 
 class Directory(Entry):

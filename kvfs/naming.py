@@ -10,14 +10,19 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from kvfs.errors import NameTooLong, NoSuchPage, NotSupported
+from kvfs.errors import DirectoryNotEmpty, KvfsError, NameTaken, NameTooLong, NoSuchPage, NotSupported
 from kvfs.holding import Holding
-from kvfs.index import DRAFT, LONGEST_PATH, OTHER, Directory, Entry, require_reachable
+from kvfs.index import DRAFT, LONGEST_PATH, OTHER, STORED, Directory, Entry, require_reachable
 from kvfs.page import OWNER, Owner
-from kvfs.syscalls import RENAME_EXCHANGE
+from kvfs.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
 
 if TYPE_CHECKING:
     from kvfs.pool import Pool
+
+
+def _is_stored(entry: Entry | None) -> bool:
+    """Whether DRAM has no file of it."""
+    return entry is not None and entry.state == STORED
 
 
 class Naming:
@@ -67,6 +72,7 @@ class Naming:
         path = self._new_path(parent, name)
         pool.tier.mkdir(path)
         pool.tier.set_attribute(path, OWNER, owner.format().encode())
+        pool.history.make_directory(path, owner)
         return pool.index.add(parent, name, owner, OTHER)
 
     def _require_linked(self, directory: Directory) -> None:
@@ -79,6 +85,8 @@ class Naming:
         path = parent.child_path(name)
         if len(path) >= LONGEST_PATH:
             raise NameTooLong("the path from the root of the mount is too long")
+        if _is_stored(parent.children.get(name)):  # DRAM has nothing there that would be in the way
+            raise NameTaken("there is a page of this name on the SSD")
         return path
 
     def link(self, entry: Entry, parent: Directory, name: bytes) -> None:
@@ -87,7 +95,10 @@ class Naming:
         path = self._new_path(parent, name)
         if entry.parent is None:
             raise NoSuchPage("the file was removed")
-        pool.tier.link(entry.path(), path)
+        if not _is_stored(entry):
+            pool.tier.link(entry.path(), path)
+        if entry.stored is not None:
+            pool.history.link(entry.path(), path)
         pool.index.add_link(entry, parent, name)
         pool.idle.changed(entry)
 
@@ -96,23 +107,29 @@ class Naming:
     def unlink(self, parent: Directory, name: bytes) -> int:
         """Takes a name away. Returns a descriptor to close, whose closing may free much memory, or -1."""
         pool = self._pool
-        if name in parent.children:
-            pool.idle.secure(parent.children[name])
-        try:
-            pool.tier.unlink(parent.child_path(name))
-        except FileNotFoundError:
-            if name not in parent.children:
-                raise
-        entry = pool.index.remove(parent, name)
-        return pool.detached(entry)
+        path, entry = parent.child_path(name), parent.children.get(name)
+        if entry is not None:
+            pool.idle.secure(entry)
+        if not _is_stored(entry):
+            try:
+                pool.tier.unlink(path)
+            except FileNotFoundError:
+                if entry is None:
+                    raise
+        if entry is not None and entry.stored is not None:
+            pool.history.unlink(path)
+        return pool.detached(pool.index.remove(parent, name))
 
     def remove_directory(self, parent: Directory, name: bytes) -> None:
         pool = self._pool
+        path = parent.child_path(name)
+        self._require_empty(parent.children.get(name))
         try:
-            pool.tier.rmdir(parent.child_path(name))
+            pool.tier.rmdir(path)
         except FileNotFoundError:
             if name not in parent.children:
                 raise
+        pool.history.remove_directory(path)
         pool.detached(pool.index.remove(parent, name))
 
     def rename(self, old: Directory, old_name: bytes, new: Directory, new_name: bytes, flags: int) -> int:
@@ -127,13 +144,15 @@ class Naming:
         if other is not None and other is not one and not flags:
             self._keep_for_the_kernel(other)
         try:
-            pool.tier.rename(old.child_path(old_name), new.child_path(new_name), flags)
-        except OSError:
+            self._rename_in_dram(one, old.child_path(old_name), other, new.child_path(new_name), flags)
+        except (OSError, KvfsError):
             if other is not None:
                 pool.settle(other)
             raise
         if one is None:
             raise NoSuchPage("the tier knew a name that the index did not")
+        if one is not other:
+            self._rename_on_ssd(one, old.child_path(old_name), other, new.child_path(new_name), flags)
         if flags & RENAME_EXCHANGE:
             assert other is not None
             pool.index.exchange(old, old_name, new, new_name)
@@ -145,6 +164,44 @@ class Naming:
         replaced = pool.index.move(old, old_name, new, new_name)
         pool.idle.changed(one)
         return -1 if replaced is None else pool.detached(replaced)
+
+    def _require_empty(self, entry: Entry | None) -> None:
+        """With an SSD, DRAM may have less in a directory than there is."""
+        if self._pool.storage is not None and isinstance(entry, Directory) and entry.children:
+            raise DirectoryNotEmpty("there are names in the directory")
+
+    def _rename_in_dram(
+        self, one: Entry | None, old: bytes, other: Entry | None, new: bytes, flags: int
+    ) -> None:
+        """What is only on the SSD is not there: it is neither moved nor in the way by itself."""
+        tier = self._pool.tier
+        if not _is_stored(one) and not _is_stored(other):
+            if one is not None and other is not one and not flags:
+                self._require_empty(other)
+            tier.rename(old, new, flags)
+            return
+        if flags & RENAME_NOREPLACE and other is not None:
+            raise NameTaken("the new name is taken")
+        if one is None or (flags & RENAME_EXCHANGE and other is None):
+            raise NoSuchPage("one of the names does not exist")
+        if not _is_stored(one):
+            tier.rename(old, new)
+        elif other is not None and not _is_stored(other):
+            if flags & RENAME_EXCHANGE:
+                tier.rename(new, old)
+            else:
+                tier.unlink(new)
+
+    def _rename_on_ssd(self, one: Entry, old: bytes, other: Entry | None, new: bytes, flags: int) -> None:
+        """A page that is not stored yet will be under its new name; what it replaces must go there."""
+        history = self._pool.history
+        if one.stored is not None or one.is_directory:
+            history.rename(old, new, flags & RENAME_EXCHANGE)
+        elif other is not None and (other.stored is not None or other.is_directory):
+            if flags & RENAME_EXCHANGE:
+                history.rename(new, old, 0)
+            else:
+                history.unlink(new)
 
     def _keep_for_the_kernel(self, entry: Entry) -> None:
         """Another file is about to take the name: who has just looked it up opens this one all the same."""

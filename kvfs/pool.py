@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -20,6 +23,7 @@ from kvfs.index import (
     DRAFT,
     OTHER,
     SEALED,
+    STORED,
     Directory,
     Entry,
     Index,
@@ -29,7 +33,12 @@ from kvfs.page import OWNER, Owner
 from kvfs.policy import LeastRecentlyUsed
 from kvfs.room import Evictor
 from kvfs.sealing import Sealer
+from kvfs.storage import described
+from kvfs.storage.history import NoHistory
 from kvfs.tiers.dram import DramTier
+
+if TYPE_CHECKING:
+    from kvfs.storage.storage import Storage
 
 log = logging.getLogger("kvfs.pool")
 
@@ -50,6 +59,9 @@ class Pool:
         self.policy: LeastRecentlyUsed[Entry] = LeastRecentlyUsed()
         self.counters = Counters()
         self.face: Face = NoFace()
+        self.history = NoHistory()
+        """Who is told of changes of names, so that the SSD follows; with an SSD, a `History`."""
+        self.storage: Storage | None = None
         self.idle = IdlePages(tier, idle_limit)
         self.names = Naming(self)
         self.evictor = Evictor(self, reserve_percent)
@@ -82,6 +94,8 @@ class Pool:
         """stat(2) of the entry's file. NoSuchPage when the file has vanished from the tier."""
         if entry.holding is not None:
             return os.fstat(entry.holding.read_fd)
+        if entry.state == STORED and entry.stored is not None:
+            return described.status_of(entry.stored, entry.owner, len(entry.names()))
         if entry is not self.index.root and entry.parent is None:
             if entry.state == OTHER:
                 return holdings.removed_status(entry.owner)
@@ -120,13 +134,14 @@ class Pool:
         """Unlinks every name of an entry, on the tier and in the index, and tells the kernel."""
         self.idle.secure(entry)
         for parent, name in entry.names():
-            try:
+            path = parent.child_path(name)
+            with suppress(FileNotFoundError):
                 if isinstance(entry, Directory):
-                    self.tier.rmdir(parent.child_path(name))
-                else:
-                    self.tier.unlink(parent.child_path(name))
-            except FileNotFoundError:
-                pass
+                    self.tier.rmdir(path)
+                elif entry.state != STORED:
+                    self.tier.unlink(path)
+            if entry.stored is not None:
+                self.history.unlink(path)
             fd = self.detached(self.index.remove(parent, name))
             # Last, so that no look-up comes between and tells the kernel of the name once more.
             self.face.invalidate(parent.number, name)
@@ -161,7 +176,11 @@ class Pool:
 
     def leave_order(self, entry: Entry) -> None:
         """The entry is no longer a page that may be evicted."""
-        if entry.hotter is not None:
+        if entry.hotter is None:
+            return
+        if entry.state == STORED and self.storage is not None:
+            self.storage.order.remove(entry)
+        else:
             self.policy.remove(entry)
 
     def _end(self, entry: Entry) -> int:
@@ -195,6 +214,8 @@ class Pool:
         """Takes names of an entry out of the index: on the tier they mean another file already, or none. The
         caller invalidates them, once what they mean now is in the index."""
         for parent, name in names:
+            if entry.stored is not None:
+                self.history.unlink(parent.child_path(name))
             self.index.remove(parent, name)
         fd = self.detached(entry)
         if fd >= 0:
@@ -269,6 +290,8 @@ class Pool:
         self.evictor.note_size(entry.size)
         if entry.holding is not None:
             self.face.publish(entry)
+        if self.storage is not None:
+            self.storage.demotions.add(entry)
 
     def settle(self, entry: Entry) -> None:
         """Somebody let go of an entry: keep it ready, or let go of it too."""
@@ -310,7 +333,10 @@ class Pool:
     def set_owner(self, entry: Entry, owner: Owner) -> None:
         """Changes the shown mode, user or group."""
         # A draft's is stored with its digest: without one it does not outlive us, nor does what has no name.
-        if entry.state != DRAFT and (entry.parent is not None or entry is self.index.root):
+        if entry.parent is not None and (entry.stored is not None or entry.is_directory):
+            self.history.set_owner(entry.path(), owner)
+        is_named = entry.parent is not None or entry is self.index.root
+        if entry.state not in (DRAFT, STORED) and is_named:
             target: bytes | int = entry.path() if entry.holding is None else entry.holding.read_fd
             self.tier.set_attribute(target, OWNER, owner.format().encode())
         entry.owner = self.index.intern(owner)
@@ -319,7 +345,11 @@ class Pool:
         self.idle.changed(entry)
 
     def set_times(self, entry: Entry, access_ns: int, modification_ns: int) -> None:
-        if entry.holding is not None:
+        if entry.parent is not None and entry.stored is not None:
+            self.history.set_times(entry.path(), access_ns, modification_ns)
+        if entry.state == STORED and entry.stored is not None:
+            entry.stored = described.with_times(entry.stored, access_ns, modification_ns, time.time_ns())
+        elif entry.holding is not None:
             os.utime(entry.holding.read_fd, ns=(access_ns, modification_ns))
             self.face.publish(entry)
         else:

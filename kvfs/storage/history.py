@@ -1,0 +1,247 @@
+"""The SSD follows the mount: what happened to names is done there too, in the same order.
+
+The mount's own calls never wait for the SSD. Each change of a name, and each page that is ready to appear,
+becomes a step here; one thread does the steps one after the other. So the tree on the SSD is at all times
+what the tree of the mount was a moment ago, less the pages that are not stored yet: a name that is absent
+there is no error.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+import trio
+
+from kvfs.counters import LimitedLog
+from kvfs.errors import AttributeMissing, NotStorable
+from kvfs.page import OWNER, Owner
+from kvfs.syscalls import RENAME_EXCHANGE
+from kvfs.tiers.base import Tier
+
+log = logging.getLogger("kvfs.storage.history")
+
+BATCH = 256
+"""Steps between two turns of the event loop."""
+FIRST_RETRY = 0.1
+LAST_RETRY = 30.0
+LONGEST = 1 << 17
+"""Steps that may wait while the SSD does not answer. Beyond, it is given up."""
+
+
+Done = Callable[[Exception | None], None]
+
+
+class Step(NamedTuple):
+    """One thing to do on the SSD, and whom to tell on the event loop that it was done, or why not."""
+
+    work: Callable[[], object]
+    done: Done | None
+
+
+class NoHistory:
+    """Of a pool without an SSD tier."""
+
+    def make_directory(self, path: bytes, owner: Owner) -> None: ...
+
+    def remove_directory(self, path: bytes) -> None: ...
+
+    def unlink(self, path: bytes) -> None: ...
+
+    def link(self, old: bytes, new: bytes) -> None: ...
+
+    def rename(self, old: bytes, new: bytes, flags: int) -> None: ...
+
+    def set_owner(self, path: bytes, owner: Owner) -> None: ...
+
+    def set_attribute(self, path: bytes, name: str, value: bytes) -> None: ...
+
+    def remove_attribute(self, path: bytes, name: str) -> None: ...
+
+    def set_times(self, path: bytes, access_ns: int, modification_ns: int) -> None: ...
+
+
+class History(NoHistory):
+    """Steps that wait for the SSD. Belongs to the event loop but for the steps' work."""
+
+    def __init__(self, tier: Tier, given_up: Callable[[str], None]) -> None:
+        """``given_up`` is told why, when the SSD can never catch up with the mount any more."""
+        self._tier = tier
+        self._given_up = given_up
+        self._steps: deque[Step] = deque()
+        self._changed = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+        self._log = LimitedLog(log)
+        self.failure = ""
+        """Why the SSD does not do what it is told; empty while it does."""
+        self.is_lost = False
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def append(self, work: Callable[[], object], done: Done | None = None) -> None:
+        """One more step. An error of the disk is tried again until it passes; any other goes to ``done``."""
+        if self.is_lost:
+            if done is not None:
+                done(NotStorable("the SSD tier was given up"))
+            return
+        if len(self._steps) >= LONGEST:
+            self._give_up(f"{LONGEST} changes wait for the SSD tier, which does not answer: {self.failure}")
+            self.append(work, done)
+            return
+        self._steps.append(Step(work, done))
+        self._changed.set()
+        if self._idle.is_set():
+            self._idle = trio.Event()
+
+    def _give_up(self, reason: str) -> None:
+        self.is_lost = True
+        steps, self._steps = self._steps, deque()
+        for step in steps:
+            if step.done is not None:
+                step.done(NotStorable("the SSD tier was given up"))
+        self._idle.set()
+        self._given_up(reason)
+
+    # What happens to names
+
+    def make_directory(self, path: bytes, owner: Owner) -> None:
+        self.append(lambda: _make_directory(self._tier, path, owner.format().encode()))
+
+    def remove_directory(self, path: bytes) -> None:
+        self.append(lambda: _remove_directory(self._tier, path))
+
+    def unlink(self, path: bytes) -> None:
+        self.append(lambda: _unlink(self._tier, path))
+
+    def link(self, old: bytes, new: bytes) -> None:
+        self.append(lambda: _link(self._tier, old, new))
+
+    def rename(self, old: bytes, new: bytes, flags: int) -> None:
+        self.append(lambda: _rename(self._tier, old, new, flags))
+
+    def set_owner(self, path: bytes, owner: Owner) -> None:
+        self.set_attribute(path, OWNER, owner.format().encode())
+
+    def set_attribute(self, path: bytes, name: str, value: bytes) -> None:
+        self.append(lambda: _set_attribute(self._tier, path, name, value))
+
+    def remove_attribute(self, path: bytes, name: str) -> None:
+        self.append(lambda: _remove_attribute(self._tier, path, name))
+
+    def set_times(self, path: bytes, access_ns: int, modification_ns: int) -> None:
+        self.append(lambda: _set_times(self._tier, path, access_ns, modification_ns))
+
+    # Doing it
+
+    async def settled(self) -> None:
+        """Waits until everything that was appended has been done."""
+        while self._steps:
+            await self._idle.wait()
+
+    async def run(self) -> None:
+        """Does the steps for as long as the mount serves."""
+        pause = FIRST_RETRY
+        while True:
+            if not self._steps:
+                self._idle.set()
+                self._changed = trio.Event()
+                await self._changed.wait()
+            batch = [self._steps[place] for place in range(min(BATCH, len(self._steps)))]
+            finished, failure = await trio.to_thread.run_sync(_do, batch, abandon_on_cancel=True)
+            if self.is_lost:
+                continue
+            for step, error in finished:
+                self._steps.popleft()
+                if step.done is not None:
+                    step.done(error)
+                elif error is not None:
+                    self._log.warning("step", f"the SSD tier did not follow a change: {error}")
+            self.failure = failure
+            if not failure:
+                pause = FIRST_RETRY
+                continue
+            self._log.warning("failed", f"the SSD tier does not follow: {failure}")
+            await trio.sleep(pause)
+            pause = min(pause * 2, LAST_RETRY)
+
+
+# In the thread: each leaves things as they are meant to be, whatever was there, and can be done twice
+
+_OF_THE_DISK = frozenset((errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT))
+
+
+def _do(steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
+    """Does the steps up to the first at which the disk fails; returns those, each with its error, and why."""
+    finished: list[tuple[Step, Exception | None]] = []
+    for step in steps:
+        try:
+            step.work()
+        except OSError as error:
+            if error.errno in _OF_THE_DISK:
+                return finished, error.strerror or str(error)
+            finished.append((step, error))
+        except Exception as error:
+            finished.append((step, error))
+        else:
+            finished.append((step, None))
+    return finished, ""
+
+
+def _make_directory(tier: Tier, path: bytes, owner: bytes) -> None:
+    with suppress(FileExistsError):
+        tier.mkdir(path)
+    tier.set_attribute(path, OWNER, owner)
+
+
+def _remove_directory(tier: Tier, path: bytes) -> None:
+    with suppress(FileNotFoundError):
+        tier.rmdir(path)
+
+
+def _unlink(tier: Tier, path: bytes) -> None:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        tier.unlink(path)
+
+
+def _link(tier: Tier, old: bytes, new: bytes) -> None:
+    with suppress(FileNotFoundError, FileExistsError):
+        tier.link(old, new)
+
+
+def _rename(tier: Tier, old: bytes, new: bytes, flags: int) -> None:
+    try:
+        tier.rename(old, new, flags)
+    except FileNotFoundError:
+        # One of them is not stored. What had the name that is replaced must go all the same.
+        if flags & RENAME_EXCHANGE:
+            _exchange_with_nothing(tier, old, new)
+        else:
+            _unlink(tier, new)
+
+
+def _exchange_with_nothing(tier: Tier, one: bytes, other: bytes) -> None:
+    for source, target in ((one, other), (other, one)):
+        with suppress(FileNotFoundError):
+            tier.rename(source, target)
+            return
+
+
+def _set_attribute(tier: Tier, path: bytes, name: str, value: bytes) -> None:
+    with suppress(FileNotFoundError):
+        tier.set_attribute(path, name, value)
+
+
+def _remove_attribute(tier: Tier, path: bytes, name: str) -> None:
+    with suppress(FileNotFoundError, AttributeMissing):
+        tier.remove_attribute(path, name)
+
+
+def _set_times(tier: Tier, path: bytes, access_ns: int, modification_ns: int) -> None:
+    with suppress(FileNotFoundError):
+        tier.utime(path, (access_ns, modification_ns))
