@@ -70,6 +70,8 @@ _renameat2 = _libc.renameat2
 _renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
 _fallocate = _libc.fallocate64 if hasattr(_libc, "fallocate64") else _libc.fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_syncfs = _libc.syncfs
+_syncfs.argtypes = (ctypes.c_int,)
 _mount = _libc.mount
 _mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
 _umount2 = _libc.umount2
@@ -138,6 +140,12 @@ def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: i
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
     """Allocates, punches out or zeroes ``length`` bytes at ``offset``; ``mode`` is made of FALLOC_FL_*."""
     if _uninterrupted(_fallocate, fd, mode, offset, length) < 0:
+        raise _failure()
+
+
+def syncfs(fd: int) -> None:
+    """Waits until everything written to the filesystem of ``fd`` is on its disk."""
+    if _uninterrupted(_syncfs, fd) < 0:
         raise _failure()
 
 

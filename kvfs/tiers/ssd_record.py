@@ -1,0 +1,141 @@
+"""What the SSD tier knows of a file or directory, as the bytes of one extended attribute. Pure.
+
+One attribute instead of five, in binary, because ext4 keeps only 88 bytes of attributes in an inode of common
+size: what is larger costs a block of its own for each file, and after a reboot a read for each of those.
+(100,000 pages walked cold: 2.1 s as one attribute of 52 bytes, 26 s as four of text.) Layout, little-endian:
+
+    u32 checksum (xxh32 of all that follows), u8 fields,
+    [digest: 16 bytes, u64 size] [owner: u16 mode, u32 uid, u32 gid] u32 hits [u64 identity] u64 names…
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import xxhash
+
+from kvfs.page import DIGEST, OWNER, SPARSE, Digest, Owner
+
+HITS: Final = "hits"
+MOST_HITS: Final = (1 << 32) - 1
+
+_HEAD = struct.Struct("<IB")
+_DIGEST = struct.Struct("<16sQ")
+_OWNER = struct.Struct("<HII")
+_HITS = struct.Struct("<I")
+_IDENTITY = struct.Struct("<Q")
+
+_HAS_DIGEST = 1
+_HAS_OWNER = 2
+_IS_SPARSE = 4
+_HAS_IDENTITY = 8
+
+
+@dataclass(slots=True)
+class Record:
+    """``identity`` tells directories apart, 0 for a file. ``names`` are the bindings of ``ssd_names``: one
+    for each place where the file or directory may lie."""
+
+    digest: Digest | None = None
+    owner: Owner | None = None
+    sparse: bool = False
+    hits: int = 0
+    identity: int = 0
+    names: tuple[int, ...] = ()
+
+    def pack(self) -> bytes:
+        fields = 0
+        parts = []
+        if self.digest is not None:
+            fields |= _HAS_DIGEST
+            parts.append(_DIGEST.pack(bytes.fromhex(self.digest.hex), self.digest.size))
+        if self.owner is not None:
+            fields |= _HAS_OWNER
+            parts.append(_OWNER.pack(self.owner.mode, self.owner.uid, self.owner.gid))
+        if self.sparse:
+            fields |= _IS_SPARSE
+        parts.append(_HITS.pack(min(self.hits, MOST_HITS)))
+        if self.identity:
+            fields |= _HAS_IDENTITY
+            parts.append(_IDENTITY.pack(self.identity))
+        parts.append(struct.pack(f"<{len(self.names)}Q", *self.names))
+        body = bytes([fields]) + b"".join(parts)
+        return struct.pack("<I", xxhash.xxh32_intdigest(body)) + body
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Record:
+        """Raises ValueError for anything that ``pack`` did not make."""
+        if len(value) < _HEAD.size:
+            raise ValueError("the record of a file is cut short")
+        checksum, fields = _HEAD.unpack_from(value)
+        if checksum != xxhash.xxh32_intdigest(value[4:]):
+            raise ValueError("the record of a file does not match its checksum")
+        try:
+            return cls._unpack_fields(value, fields)
+        except struct.error:
+            raise ValueError("the record of a file is cut short") from None
+
+    @classmethod
+    def _unpack_fields(cls, value: bytes, fields: int) -> Record:
+        record = cls(sparse=bool(fields & _IS_SPARSE))
+        offset = _HEAD.size
+        if fields & _HAS_DIGEST:
+            content, size = _DIGEST.unpack_from(value, offset)
+            record.digest = Digest(content.hex(), size)
+            offset += _DIGEST.size
+        if fields & _HAS_OWNER:
+            record.owner = Owner(*_OWNER.unpack_from(value, offset))
+            offset += _OWNER.size
+        (record.hits,) = _HITS.unpack_from(value, offset)
+        offset += _HITS.size
+        if fields & _HAS_IDENTITY:
+            (record.identity,) = _IDENTITY.unpack_from(value, offset)
+            offset += _IDENTITY.size
+        names, rest = divmod(len(value) - offset, 8)
+        if rest:
+            raise ValueError("the record of a file has a strange length")
+        record.names = struct.unpack_from(f"<{names}Q", value, offset)
+        return record
+
+    # The same as attributes with a name and a text, as every tier has them
+
+    def texts(self) -> dict[str, bytes]:
+        """What is known, by the names and in the text forms of ``kvfs.page``."""
+        known: dict[str, bytes] = {}
+        if self.digest is not None:
+            known[DIGEST] = self.digest.format().encode()
+        if self.owner is not None:
+            known[OWNER] = self.owner.format().encode()
+        if self.sparse:
+            known[SPARSE] = b"1"
+        if self.hits:
+            known[HITS] = b"%d" % self.hits
+        return known
+
+    def set_text(self, name: str, value: bytes) -> None:
+        """Sets one of ``TEXTS``. Raises ValueError for a value that is not in its text form."""
+        if name == DIGEST:
+            self.digest = Digest.parse(value)
+        elif name == OWNER:
+            self.owner = Owner.parse(value)
+        elif name == SPARSE:
+            self.sparse = True
+        else:
+            self.hits = min(int(value), MOST_HITS)
+
+    def remove_text(self, name: str) -> None:
+        """Forgets one of ``TEXTS``."""
+        if name == DIGEST:
+            self.digest = None
+        elif name == OWNER:
+            self.owner = None
+        elif name == SPARSE:
+            self.sparse = False
+        else:
+            self.hits = 0
+
+
+TEXTS: Final = frozenset((DIGEST, OWNER, SPARSE, HITS))
+"""The attributes that a record holds; all others are attributes of their own."""
