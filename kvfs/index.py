@@ -29,8 +29,8 @@ FIRST_NUMBER = 16
 class Entry:
     """A file or a directory: its first name, its shown owner, its place in the eviction order.
 
-    ``stored`` is None while the SSD has no copy of a page; see `kvfs.storage`. ``parent`` is None once the last
-    name is gone. ``size`` is the page's size in bytes and 0 for a draft;
+    ``stored`` is None while the SSD has no copy of a page; see `kvfs.storage`. ``parent`` is None once the
+    last name is gone. ``size`` is the page's size in bytes and 0 for a draft;
     ``lookups`` counts how often the kernel was told of the number, but
     for what the face counted since it was last asked. ``ready_id`` is the backing id of a page
     that the channel can open although we hold no descriptor of it.

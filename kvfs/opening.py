@@ -19,7 +19,7 @@ from kvfs.errors import (
     StalePage,
 )
 from kvfs.holding import Holding
-from kvfs.index import DRAFT, SEALED, UNCHECKED, Entry
+from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Entry
 from kvfs.page import DIGEST, OWNER, SPARSE, Digest
 from kvfs.sealing import digest_file, lease_is_free
 from kvfs.sizes import format_size
@@ -52,8 +52,10 @@ class Openings:
 
     async def open_reading(self, entry: Entry) -> Holding:
         """One more reader. StalePage when the page turns out not to be there."""
-        await self._check(entry)
         pool = self._pool
+        if entry.state == STORED and pool.storage is not None:
+            await pool.storage.promotions.promote(entry)
+        await self._check(entry)
         if entry.parent is None and entry.holding is None:
             pool.counters.misses["evicted"] += 1
             raise StalePage("the page was evicted or removed")
@@ -141,6 +143,11 @@ class Openings:
         return holding
 
     async def _make_draft(self, entry: Entry, truncate: bool) -> None:
+        if entry.state == STORED and self._pool.storage is not None:
+            if truncate and entry.parent is not None:
+                self._pool.storage.begin_anew(entry)
+            else:
+                await self._pool.storage.promotions.promote(entry)
         if entry.state == UNCHECKED and not truncate:
             await self._check(entry)
         while (running := self._replacing.get(entry)) is not None:
@@ -190,6 +197,8 @@ class Openings:
                 continue
         entry.state = DRAFT
         pool.leave_order(entry)
+        if pool.storage is not None:
+            pool.storage.forget_copy(entry)
         pool.idle.discard(entry)
         pool.drafts.add(entry)
         entry.size = 0

@@ -73,9 +73,11 @@ class Pool:
         self._log = LimitedLog(log)
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Starts the background work: sealing and eviction."""
+        """Starts the background work: sealing, eviction, and what concerns the SSD."""
         self.sealer = Sealer(self, nursery)
         nursery.start_soon(self.evictor.run)
+        if self.storage is not None:
+            self.storage.start(nursery)
 
     def attach_face(self, face: Face) -> None:
         """From now on the kernel asks; before, nothing may be held."""
@@ -156,6 +158,9 @@ class Pool:
             return -1
         self.leave_order(entry)
         self.idle.discard(entry)
+        if self.storage is not None:
+            self.storage.demotions.forget(entry)
+            entry.stored = None  # the history takes it away
         holding = entry.holding
         if holding is None:
             if entry.ready_id:
@@ -222,6 +227,15 @@ class Pool:
             os.close(fd)
 
     # Descriptors
+
+    def leave_dram(self, entry: Entry, status: os.stat_result) -> None:
+        """A page that nobody uses, with this status, is from now on only on the SSD."""
+        assert self.storage is not None
+        for parent, name in entry.names():
+            with suppress(FileNotFoundError):
+                self.tier.unlink(parent.child_path(name))
+        self.leave_order(entry)
+        self.storage.demoted(entry, described.pack_status(status))
 
     def close_holding(self, entry: Entry) -> None:
         """Lets go of our descriptors of an entry that nobody uses through the daemon."""

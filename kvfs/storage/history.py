@@ -18,10 +18,10 @@ from typing import NamedTuple
 import trio
 
 from kvfs.counters import LimitedLog
-from kvfs.errors import AttributeMissing, NotStorable
+from kvfs.errors import NotStorable
 from kvfs.page import OWNER, Owner
-from kvfs.syscalls import RENAME_EXCHANGE
-from kvfs.tiers.base import Tier
+from kvfs.tiers import ssd_following as following
+from kvfs.tiers.ssd_tree import SsdTree
 
 log = logging.getLogger("kvfs.storage.history")
 
@@ -68,7 +68,7 @@ class NoHistory:
 class History(NoHistory):
     """Steps that wait for the SSD. Belongs to the event loop but for the steps' work."""
 
-    def __init__(self, tier: Tier, given_up: Callable[[str], None]) -> None:
+    def __init__(self, tier: SsdTree, given_up: Callable[[str], None]) -> None:
         """``given_up`` is told why, when the SSD can never catch up with the mount any more."""
         self._tier = tier
         self._given_up = given_up
@@ -111,28 +111,29 @@ class History(NoHistory):
     # What happens to names
 
     def make_directory(self, path: bytes, owner: Owner) -> None:
-        self.append(lambda: _make_directory(self._tier, path, owner.format().encode()))
+        attributes = {OWNER: owner.format().encode()}
+        self.append(lambda: following.mkdir(self._tier, path, attributes))
 
     def remove_directory(self, path: bytes) -> None:
-        self.append(lambda: _remove_directory(self._tier, path))
+        self.append(lambda: following.rmdir(self._tier, path))
 
     def unlink(self, path: bytes) -> None:
-        self.append(lambda: _unlink(self._tier, path))
+        self.append(lambda: following.unlink(self._tier, path))
 
     def link(self, old: bytes, new: bytes) -> None:
-        self.append(lambda: _link(self._tier, old, new))
+        self.append(lambda: following.link(self._tier, old, new))
 
     def rename(self, old: bytes, new: bytes, flags: int) -> None:
-        self.append(lambda: _rename(self._tier, old, new, flags))
+        self.append(lambda: following.rename(self._tier, old, new, flags))
 
     def set_owner(self, path: bytes, owner: Owner) -> None:
         self.set_attribute(path, OWNER, owner.format().encode())
 
     def set_attribute(self, path: bytes, name: str, value: bytes) -> None:
-        self.append(lambda: _set_attribute(self._tier, path, name, value))
+        self.append(lambda: following.set_attribute(self._tier, path, name, value))
 
     def remove_attribute(self, path: bytes, name: str) -> None:
-        self.append(lambda: _remove_attribute(self._tier, path, name))
+        self.append(lambda: following.remove_attribute(self._tier, path, name))
 
     def set_times(self, path: bytes, access_ns: int, modification_ns: int) -> None:
         self.append(lambda: _set_times(self._tier, path, access_ns, modification_ns))
@@ -171,8 +172,6 @@ class History(NoHistory):
             pause = min(pause * 2, LAST_RETRY)
 
 
-# In the thread: each leaves things as they are meant to be, whatever was there, and can be done twice
-
 _OF_THE_DISK = frozenset((errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT))
 
 
@@ -193,55 +192,6 @@ def _do(steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
     return finished, ""
 
 
-def _make_directory(tier: Tier, path: bytes, owner: bytes) -> None:
-    with suppress(FileExistsError):
-        tier.mkdir(path)
-    tier.set_attribute(path, OWNER, owner)
-
-
-def _remove_directory(tier: Tier, path: bytes) -> None:
-    with suppress(FileNotFoundError):
-        tier.rmdir(path)
-
-
-def _unlink(tier: Tier, path: bytes) -> None:
-    with suppress(FileNotFoundError, NotADirectoryError):
-        tier.unlink(path)
-
-
-def _link(tier: Tier, old: bytes, new: bytes) -> None:
-    with suppress(FileNotFoundError, FileExistsError):
-        tier.link(old, new)
-
-
-def _rename(tier: Tier, old: bytes, new: bytes, flags: int) -> None:
-    try:
-        tier.rename(old, new, flags)
-    except FileNotFoundError:
-        # One of them is not stored. What had the name that is replaced must go all the same.
-        if flags & RENAME_EXCHANGE:
-            _exchange_with_nothing(tier, old, new)
-        else:
-            _unlink(tier, new)
-
-
-def _exchange_with_nothing(tier: Tier, one: bytes, other: bytes) -> None:
-    for source, target in ((one, other), (other, one)):
-        with suppress(FileNotFoundError):
-            tier.rename(source, target)
-            return
-
-
-def _set_attribute(tier: Tier, path: bytes, name: str, value: bytes) -> None:
-    with suppress(FileNotFoundError):
-        tier.set_attribute(path, name, value)
-
-
-def _remove_attribute(tier: Tier, path: bytes, name: str) -> None:
-    with suppress(FileNotFoundError, AttributeMissing):
-        tier.remove_attribute(path, name)
-
-
-def _set_times(tier: Tier, path: bytes, access_ns: int, modification_ns: int) -> None:
+def _set_times(tier: SsdTree, path: bytes, access_ns: int, modification_ns: int) -> None:
     with suppress(FileNotFoundError):
         tier.utime(path, (access_ns, modification_ns))

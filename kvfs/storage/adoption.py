@@ -1,0 +1,115 @@
+"""What the SSD holds at the start becomes part of the pool again: directories, and pages only it has."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from kvfs.errors import AttributeMissing
+from kvfs.index import OTHER, SEALED, STORED, UNCHECKED, Directory, Entry
+from kvfs.page import DIGEST, OWNER, Digest, Owner
+from kvfs.sizes import format_count, format_size
+from kvfs.storage import described
+from kvfs.storage.demotion import RESIDENT
+from kvfs.tiers.ssd_scan import Stored, scan_in_background
+
+if TYPE_CHECKING:
+    from kvfs.storage.storage import Storage
+
+log = logging.getLogger("kvfs.storage.adoption")
+
+
+class Adoption:
+    """One walk over the SSD; what DRAM has already is right where the two differ."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._by_inode: dict[int, Entry] = {}
+        self._pages: list[tuple[int, Entry]] = []
+        self._bytes = 0
+
+    async def run(self) -> None:
+        """Takes over everything, and puts the pages in the order of their last use."""
+        storage = self._storage
+        findings = await scan_in_background(storage.tier, self._adopt)
+        self._pages.sort(key=lambda page: page[0])
+        for _, entry in self._pages:
+            if entry.state == STORED and entry in storage.order:
+                storage.order.touch(entry)
+        for entry in storage.pool.policy.victims():
+            if entry.stored is None:
+                storage.demotions.add(entry)
+        log.info(
+            "%s, %s only on the SSD; %s there damaged, %s not ours",
+            format_count(len(self._pages), "page"),
+            format_size(self._bytes),
+            format_count(sum(findings.damaged.values()), "page"),
+            format_count(findings.foreign, "file"),
+        )
+
+    def _adopt(self, batch: list[Stored]) -> None:
+        for found in batch:
+            parent_path, _, name = found.path.rpartition(b"/")
+            parent = self._storage.pool.index.find(parent_path)
+            if isinstance(parent, Directory):
+                if found.is_directory:
+                    self._adopt_directory(parent, name, found)
+                else:
+                    self._adopt_page(parent, name, found)
+            else:
+                self._storage.history.unlink(found.path)
+
+    def _adopt_directory(self, parent: Directory, name: bytes, found: Stored) -> None:
+        pool = self._storage.pool
+        existing = parent.children.get(name)
+        if existing is not None:
+            if not isinstance(existing, Directory):
+                self._storage.history.remove_directory(found.path)
+            return
+        owner = found.record.owner
+        if owner is None or not stat.S_ISDIR(owner.mode):
+            owner = Owner(stat.S_IFDIR | 0o755, os.geteuid(), os.getegid())
+        pool.tier.mkdir(found.path)
+        pool.tier.set_attribute(found.path, OWNER, owner.format().encode())
+        pool.index.add(parent, name, owner, OTHER)
+
+    def _adopt_page(self, parent: Directory, name: bytes, found: Stored) -> None:
+        storage, pool = self._storage, self._storage.pool
+        existing = parent.children.get(name)
+        digest, owner = found.record.digest, found.record.owner
+        if existing is not None:
+            if self._is_copy(existing, digest):
+                existing.stored = RESIDENT
+            else:
+                storage.history.unlink(found.path)
+            return
+        if digest is None or owner is None or not stat.S_ISREG(owner.mode):
+            storage.history.unlink(found.path)
+            return
+        linked = self._by_inode.get(found.inode) if found.links > 1 else None
+        if linked is not None and linked.state == STORED and linked.parent is not None:
+            pool.index.add_link(linked, parent, name)
+            return
+        entry = pool.index.add(parent, name, owner, STORED)
+        entry.size = pool.index.intern_size(digest.size)
+        entry.hits = found.record.hits
+        entry.stored = described.pack(
+            found.size, found.blocks, found.atime_ns, found.mtime_ns, found.mtime_ns
+        )
+        storage.order.add(entry)
+        if found.links > 1:
+            self._by_inode[found.inode] = entry
+        self._pages.append((max(found.atime_ns, found.mtime_ns), entry))
+        self._bytes += found.size
+
+    def _is_copy(self, entry: Entry, digest: Digest | None) -> bool:
+        """Whether a page in DRAM is the same as one on the SSD."""
+        if entry.state not in (SEALED, UNCHECKED):
+            return False
+        try:
+            text = self._storage.pool.tier.get_attribute(entry.path(), DIGEST)
+        except (AttributeMissing, FileNotFoundError):
+            return False
+        return Digest.parse(text) == digest

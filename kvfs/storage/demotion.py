@@ -1,0 +1,204 @@
+"""Pages go down: each is copied to the SSD some time after it was sealed, while DRAM still has it.
+
+A page leaves DRAM only once its copy has its name on the SSD. Copying takes two steps: the bytes go into a
+temporary in a thread, in any order; that it appears under the page's names is a step of the history.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import trio
+
+from kvfs.counters import LimitedLog
+from kvfs.errors import DamagedPage, NotStorable, TierFull, TierUncounted
+from kvfs.index import SEALED, UNCHECKED, Entry
+from kvfs.page import DIGEST, OWNER, SPARSE, USER, Digest
+from kvfs.tiers.ssd_accounts import Reservation
+from kvfs.tiers.ssd_pages import NewPage, WrittenPage
+
+if TYPE_CHECKING:
+    from kvfs.storage.storage import Storage
+
+log = logging.getLogger("kvfs.storage.demotion")
+
+WRITERS = 2
+"""Pages that are written at once: enough to keep a disk busy, few enough that readers hardly notice."""
+RETRY_SECONDS = 1.0
+
+RESIDENT = b""
+"""``Entry.stored`` of a page in DRAM that has a copy on the SSD: what stat tells of it, DRAM's file does."""
+
+
+class Demotions:
+    """Copies that wait, and those under way. Belongs to the event loop."""
+
+    def __init__(self, storage: Storage, settle_seconds: float) -> None:
+        self._storage = storage
+        self._settle_seconds = settle_seconds
+        self._waiting: dict[Entry, float] = {}
+        """When each page was sealed, in that order."""
+        self._waiting_bytes = 0
+        self._running: dict[Entry, trio.Event] = {}
+        self._threads = trio.CapacityLimiter(WRITERS)
+        self._changed = trio.Event()
+        self._serial = 0
+        self._log = LimitedLog(log)
+        self.failures: Counter[str] = Counter()
+        self.written = 0
+        self.written_bytes = 0
+
+    @property
+    def unstored_bytes(self) -> int:
+        """Bytes of pages that are meant for the SSD and are not there yet."""
+        return self._waiting_bytes
+
+    @property
+    def unstored(self) -> int:
+        return len(self._waiting)
+
+    def add(self, entry: Entry) -> None:
+        """A page was sealed, and the SSD is to have it."""
+        self.forget(entry)
+        self._waiting[entry] = trio.current_time()
+        self._waiting_bytes += entry.size
+        self._changed.set()
+
+    def forget(self, entry: Entry) -> None:
+        """A page is gone or written again."""
+        if self._waiting.pop(entry, None) is not None:
+            self._waiting_bytes -= entry.size
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """Copies what has waited long enough, for as long as the mount serves."""
+        while True:
+            self._changed = trio.Event()
+            first = next(iter(self._waiting.items()), None)
+            if first is None:
+                await self._changed.wait()
+                continue
+            entry, sealed = first
+            if (early := sealed + self._settle_seconds - trio.current_time()) > 0:
+                with trio.move_on_after(early):
+                    await self._changed.wait()
+                continue
+            if entry in self._running or len(self._running) >= WRITERS or not self._storage.is_working:
+                with trio.move_on_after(RETRY_SECONDS):
+                    await self._changed.wait()
+                continue
+            nursery.start_soon(self.copy, entry)
+            await trio.lowlevel.checkpoint()
+
+    async def finish(self) -> None:
+        """Copies all that waits, without waiting for it to settle; for the end of a mount."""
+        async with trio.open_nursery() as nursery:
+            for entry in list(self._waiting):
+                nursery.start_soon(self.copy, entry)
+        await self._storage.history.settled()
+
+    async def copy(self, entry: Entry) -> bool:
+        """Gives a page its copy on the SSD; says whether it has one now. No failure ends the mount."""
+        while (running := self._running.get(entry)) is not None:
+            await running.wait()
+        if entry.stored == RESIDENT:
+            self.forget(entry)
+            return True
+        done = self._running[entry] = trio.Event()
+        try:
+            return await self._copy(entry)
+        except (DamagedPage, NotStorable, FileNotFoundError) as error:
+            self._refused("not-storable", entry, error)
+        except (TierFull, TierUncounted, OSError) as error:
+            self._refused("full" if isinstance(error, TierFull) else "io-error", entry, error)
+        except Exception as error:
+            self._log.warning("bug", "a page could not be copied to the SSD", error)
+            self.forget(entry)
+        finally:
+            del self._running[entry]
+            done.set()
+            self._changed.set()
+        return False
+
+    def _refused(self, reason: str, entry: Entry, error: Exception) -> None:
+        """The page stays in DRAM alone. It is not tried again before it would be evicted."""
+        self.failures[reason] += 1
+        self.forget(entry)
+        self._log.warning(reason, f"a page was not copied to the SSD: {error}")
+
+    async def _copy(self, entry: Entry) -> bool:
+        pool = self._storage.pool
+        if entry.state not in (SEALED, UNCHECKED) or entry.parent is None:
+            self.forget(entry)
+            return False
+        fd = pool.tier.open(entry.path(), os.O_RDONLY)
+        try:
+            page = self._describe(entry, fd)
+            written = await self._write(page, fd)
+        finally:
+            os.close(fd)
+        return await self._publish(entry, written)
+
+    async def _write(self, page: NewPage, fd: int) -> WrittenPage:
+        """The bytes in a temporary. Where the disk is fuller than thought, pages are evicted, once."""
+        storage = self._storage
+        reservation = await storage.reserve(page.digest.size)
+        try:
+            return await self._write_in_thread(page, fd, reservation)
+        except TierFull as error:
+            await storage.make_room(error.missing_bytes, error.missing_inodes)
+        return await self._write_in_thread(page, fd, await storage.reserve(page.digest.size))
+
+    async def _write_in_thread(self, page: NewPage, fd: int, reservation: Reservation) -> WrittenPage:
+        storage = self._storage
+        return await trio.to_thread.run_sync(
+            storage.tier.write_page, page, fd, storage.write, reservation, limiter=self._threads
+        )
+
+    def _describe(self, entry: Entry, fd: int) -> NewPage:
+        tier, status = self._storage.pool.tier, os.fstat(fd)
+        attributes = {
+            name: tier.get_attribute(fd, name)
+            for name in tier.list_attributes(fd)
+            if name in (SPARSE, OWNER) or name.startswith(USER)
+        }
+        digest = Digest.parse(tier.get_attribute(fd, DIGEST))
+        return NewPage(digest, attributes, status.st_atime_ns, status.st_mtime_ns)
+
+    async def _publish(self, entry: Entry, written: WrittenPage) -> bool:
+        """The copy gets the names that the page has now, unless the page is another one by now."""
+        storage = self._storage
+        if not self._is_still(entry, written.page.digest):
+            await trio.to_thread.run_sync(storage.tier.abandon_page, written)
+            self.forget(entry)
+            return False
+        names = [(parent.child_path(name), storage.parents(parent)) for parent, name in entry.names()]
+        result: list[Exception | None] = []
+        finished = trio.Event()
+
+        def done(error: Exception | None) -> None:
+            result.append(error)
+            finished.set()
+
+        self._serial += 1
+        entry.stored = token = b"on its way %d" % self._serial  # this copy, and no later one
+        storage.history.append(lambda: storage.tier.publish_page(written, names), done)
+        await finished.wait()
+        if entry.stored != token:  # rewritten or removed since, which the history has undone
+            return False
+        if result[0] is not None:
+            entry.stored = None
+            raise result[0]
+        entry.stored = RESIDENT
+        self.forget(entry)
+        self.written += 1
+        self.written_bytes += written.page.digest.size
+        return True
+
+    def _is_still(self, entry: Entry, digest: Digest) -> bool:
+        if entry.state not in (SEALED, UNCHECKED) or entry.parent is None or entry.stored is not None:
+            return False
+        tier = self._storage.pool.tier
+        return Digest.parse(tier.get_attribute(entry.path(), DIGEST)) == digest

@@ -1,0 +1,160 @@
+"""Pages come up: one that is only on the SSD is brought into DRAM, checked on the way, and then served there.
+
+One fetch for a page, however many ask. Who asks may stop waiting; the fetch goes on for the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from kvfs.counters import LimitedLog
+from kvfs.errors import DamagedPage, NoSuchPage, StalePage, TimedOut
+from kvfs.index import SEALED, STORED, Entry
+from kvfs.page import DIGEST, OWNER, SPARSE, Digest
+from kvfs.storage.demotion import RESIDENT
+from kvfs.syscalls import fallocate
+from kvfs.tiers.ssd_pages import OpenedPage
+
+if TYPE_CHECKING:
+    from kvfs.storage.storage import Copy, Storage
+
+log = logging.getLogger("kvfs.storage.promotion")
+
+READERS = 4
+"""Pages that are read at once."""
+
+
+def _fill(read: Copy, source: int, target: int, size: int) -> Digest:
+    """In a thread: the size first, so that the file gets hugepages."""
+    os.ftruncate(target, size)
+    fallocate(target, 0, 0, size)
+    return read(source, target, size)
+
+
+class _Fetch:
+    """One page on its way; ``error`` is set before ``done`` where it failed."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.error: Exception | None = None
+
+
+class Promotions:
+    """Fetches under way. Belongs to the event loop."""
+
+    def __init__(self, storage: Storage, io_timeout: float) -> None:
+        self._storage = storage
+        self._io_timeout = io_timeout
+        self._fetches: dict[Entry, _Fetch] = {}
+        self._threads = trio.CapacityLimiter(READERS)
+        self._serial = 0
+        self._log = LimitedLog(log)
+        self.read = 0
+        self.read_bytes = 0
+
+    async def promote(self, entry: Entry) -> None:
+        """Brings a page into DRAM. StalePage when it turns out not to be there, OutOfRoom, TimedOut."""
+        while entry.state == STORED:
+            if entry.parent is None:
+                raise StalePage("the page was removed")
+            fetch = self._fetches.get(entry)
+            if fetch is None:
+                fetch = self._fetches[entry] = _Fetch()
+                self._storage.nursery.start_soon(self._run, entry, fetch)
+            with trio.move_on_after(self._io_timeout):
+                await fetch.done.wait()
+            if not fetch.done.is_set():
+                self._storage.health.failed("a read takes too long", trio.current_time())
+                raise TimedOut(f"the SSD did not answer within {self._io_timeout:g} s")
+            if fetch.error is not None:
+                raise fetch.error
+
+    async def _run(self, entry: Entry, fetch: _Fetch) -> None:
+        try:
+            await self._fetch(entry)
+        except (OSError, StalePage, NoSuchPage, TimedOut) as error:
+            fetch.error = error
+        except Exception as error:
+            fetch.error = error
+        finally:
+            del self._fetches[entry]
+            fetch.done.set()
+
+    async def _fetch(self, entry: Entry) -> None:
+        storage, pool = self._storage, self._storage.pool
+        await storage.history.settled()
+        if entry.state != STORED or entry.parent is None:
+            return
+        try:
+            opened = await trio.to_thread.run_sync(
+                storage.tier.open_page, entry.path(), storage.open_flags, limiter=self._threads
+            )
+        except NoSuchPage as error:
+            pool.counters.misses["vanished"] += 1
+            pool.remove_everywhere(entry)
+            raise StalePage(str(error)) from None
+        except DamagedPage as error:
+            await self._damaged(entry, error.reason)
+            raise StalePage(str(error)) from error
+        try:
+            await self._fill(entry, opened)
+        finally:
+            os.close(opened.fd)
+
+    async def _fill(self, entry: Entry, opened: OpenedPage) -> None:
+        storage, pool = self._storage, self._storage.pool
+        size = opened.status.st_size
+        await pool.evictor.require(size)
+        self._serial += 1
+        temporary = b".kvfs-promotion-%d" % self._serial
+        target = pool.tier.create(temporary)
+        try:
+            digest = await trio.to_thread.run_sync(
+                _fill, storage.read, opened.fd, target, size, limiter=self._threads
+            )
+            if digest != opened.digest:
+                await self._damaged(entry, "bytes")
+                raise StalePage("the page is damaged on the SSD")
+            if entry.state != STORED or entry.parent is None:
+                return
+            self._install(entry, opened, target, temporary)
+        finally:
+            os.close(target)
+            with suppress(FileNotFoundError):
+                pool.tier.unlink(temporary)
+        self.read += 1
+        self.read_bytes += size
+
+    def _install(self, entry: Entry, opened: OpenedPage, target: int, temporary: bytes) -> None:
+        """The file in DRAM becomes the page: attributes first, then its names."""
+        pool = self._storage.pool
+        tier = pool.tier
+        for attribute, value in opened.attributes.items():
+            tier.set_attribute(target, attribute, value)
+        if opened.record.sparse:
+            tier.set_attribute(target, SPARSE, b"1")
+        tier.set_attribute(target, OWNER, entry.owner.format().encode())
+        tier.set_attribute(target, DIGEST, opened.digest.format().encode())
+        status = pool.status(entry)
+        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        (parent, name), *links = entry.names()
+        tier.rename(temporary, parent.child_path(name))
+        for further_parent, further_name in links:
+            tier.link(entry.path(), further_parent.child_path(further_name))
+        pool.leave_order(entry)
+        entry.state, entry.stored = SEALED, RESIDENT
+        pool.policy.add(entry)
+        pool.evictor.note_size(entry.size)
+
+    async def _damaged(self, entry: Entry, reason: str) -> None:
+        """A miss, and the file in quarantine."""
+        pool, path = self._storage.pool, entry.path()
+        pool.counters.misses["corrupt"] += 1
+        await trio.to_thread.run_sync(self._storage.tier.set_aside, path, reason)
+        if entry.parent is not None and entry.state == STORED:
+            pool.remove_everywhere(entry)
