@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import stat
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,9 +36,10 @@ from kvfs.tiers.ssd_attributes import RecordAttributes
 from kvfs.tiers.ssd_directory import is_ours
 from kvfs.tiers.ssd_names import OWNER_FILE, QUARANTINE, TEMPORARY, is_reserved
 from kvfs.tiers.ssd_owner import LAYOUT, OwnerRecord, Ownership, describe_owner
-from kvfs.tiers.ssd_pages import SsdPages, Step
+from kvfs.tiers.ssd_pages import SsdPages
 from kvfs.tiers.ssd_quarantine import Quarantined
 from kvfs.tiers.ssd_scan import Scan
+from kvfs.tiers.ssd_tree import Step
 
 LARGEST_QUARANTINE: Final = 1 << 30
 QUARANTINE_PART: Final = 20
@@ -47,7 +49,7 @@ QUARANTINE_PART: Final = 20
 @dataclass(frozen=True, slots=True)
 class SsdPlace:
     """Where a tier is to be. Paths are absolute; sizes in bytes; ``quarantine_bytes`` None for the default.
-    ``step`` hears of each of ``ssd_pages.STEPS``."""
+    ``step`` hears of each of ``ssd_tree.STEPS``."""
 
     directory: Path
     capacity_bytes: int
@@ -165,20 +167,21 @@ class SsdTier(SsdPages):
             undo.callback(tier.close)
             if incompatible:
                 tier.empty()
-            tier._settle(previous)
+            tier._settle(previous, is_empty=incompatible)
             undo.pop_all()
         return tier
 
-    def _settle(self, previous: OwnerRecord | None) -> None:
+    def _settle(self, previous: OwnerRecord | None, is_empty: bool) -> None:
         """Clears up after the owner before us, and finds out what the disk can."""
         os.fchmod(self.root_fd, 0o700)
-        is_new = previous is None and all(map(is_reserved, self.list(b"")))
+        is_empty |= previous is None and all(map(is_reserved, self.list(b"")))
         for name in self.list(b""):
             if name.startswith(OWNER_FILE + b"."):  # of a process that was killed while it made the file
                 os.unlink(name, dir_fd=self.root_fd)
         temporary = self.beside(TEMPORARY)
         for name in os.listdir(temporary.proc):
-            os.unlink(name, dir_fd=temporary.fd)
+            is_directory = stat.S_ISDIR(os.stat(name, dir_fd=temporary.fd, follow_symlinks=False).st_mode)
+            (os.rmdir if is_directory else os.unlink)(name, dir_fd=temporary.fd)
             self.leftovers += 1
         self.quarantine.load(self.beside(QUARANTINE).fd)
         reason = ssd_directory.probe_direct(temporary.fd, b"probe")
@@ -186,8 +189,8 @@ class SsdTier(SsdPages):
             self.lose_direct(reason)
         else:
             self.direct, self.direct_reason = True, ""
-        self.suspect = not (is_new or (previous is not None and previous.clean))
-        if is_new:
+        self.suspect = not (is_empty or (previous is not None and previous.clean))
+        if is_empty:
             Scan(self).run()
         elif previous is not None and previous.clean:
             self.accounts.trust(previous.used_bytes)

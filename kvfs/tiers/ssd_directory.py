@@ -39,29 +39,25 @@ def refuse_overlap(directory: Path, mountpoint: Path, dram: Path) -> None:
 def open_directory(directory: Path) -> tuple[int, bool]:
     """A descriptor of the directory, and whether it was made now, for its owner alone.
 
-    Raises UsageError where the path is wrong, and NotPermitted where the directory belongs to somebody else.
+    Raises UsageError where the path is wrong, NotPermitted where the directory is not the caller's, and
+    TierUnusable where it cannot be made.
     """
+    made = False
     try:
-        directory.mkdir(mode=0o700)
-        made = True
-    except FileExistsError:
-        made = False
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+            made = True
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise UsageError(
             f"--ssd {directory}: {directory.parent} does not exist: is the disk mounted?"
         ) from None
     except NotADirectoryError:
-        raise UsageError(f"--ssd {directory}: a part of this path is not a directory") from None
+        raise UsageError(f"--ssd {directory}: this path, or a part of it, is not a directory") from None
     except PermissionError:
-        raise NotPermitted(
-            f"{directory} cannot be made by you: use sudo, or a directory of your own"
-        ) from None
-    try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except NotADirectoryError:
-        raise UsageError(f"--ssd {directory}: that is not a directory") from None
-    except PermissionError:
-        raise NotPermitted(f"{directory} cannot be opened by you: use sudo, or one of your own") from None
+        raise NotPermitted(f"{directory} is closed to you: use sudo, or a directory of your own") from None
+    except OSError as error:
+        raise TierUnusable(f"{directory} cannot be an SSD tier: {error.strerror}") from None
     if os.fstat(fd).st_uid != os.geteuid():
         os.close(fd)
         raise NotPermitted(f"{directory} belongs to somebody else, who could change what is in it: chown it")

@@ -61,9 +61,7 @@ class Health:
         if not self.may_try(now):
             assert self._failed_since is not None
             since = format_duration(now - self._failed_since)
-            raise TierFailed(
-                f"the {self.name} has failed {since} ago and is tried again later: {self._reason}"
-            )
+            raise TierFailed(f"the {self.name} failed {since} ago and is not tried again yet: {self._reason}")
 
     def succeeded(self) -> bool:
         """The tier answered; says whether it had failed before."""

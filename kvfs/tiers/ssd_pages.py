@@ -4,7 +4,6 @@ else."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import stat
@@ -13,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from kvfs.counters import LimitedLog
 from kvfs.errors import (
@@ -38,7 +36,7 @@ from kvfs.tiers.ssd_directory import ALIGNMENT, MARK, is_ours
 from kvfs.tiers.ssd_names import QUARANTINE, TEMPORARY, is_reserved
 from kvfs.tiers.ssd_quarantine import REASONS, Quarantine, damage
 from kvfs.tiers.ssd_record import Record
-from kvfs.tiers.ssd_tree import AttributeTexts, SsdTree, occupied
+from kvfs.tiers.ssd_tree import AttributeTexts, SsdTree, Step, occupied
 from kvfs.tiers.ssd_uses import Use
 
 log = logging.getLogger("kvfs.tiers.ssd")
@@ -46,10 +44,6 @@ log = logging.getLogger("kvfs.tiers.ssd")
 Write = Callable[[int, int, int], Digest]
 """``write(source_fd, target_fd, size)`` copies so many bytes into a new file, from offset 0, and returns the
 digest of what it read. Where the target has O_DIRECT it pads to ``ssd_directory.ALIGNMENT``."""
-
-Step = Callable[[str], None]
-STEPS: Final = ("created", "allocated", "written", "synced", "described", "renamed")
-"""What storing a page passes through, for tests that fail or end the process there."""
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -107,27 +101,16 @@ class SsdPages(SsdTree):
         quarantine_bytes: int,
         step: Step,
     ) -> None:
-        super().__init__(root_fd, capacity_bytes, records)
+        super().__init__(root_fd, capacity_bytes, records, step)
         self.directory = directory
         self.direct = False
         self.direct_reason = "not tried yet"
         self.damaged: Counter[str] = Counter()
         self.quarantine = Quarantine(records, quarantine_bytes, self.unlink)
-        self._step = step
         self._is_ordered = ssd_directory.is_ordered(ssd_directory.filesystem_of(root_fd))
-        self._serial = itertools.count()
         self._limited = LimitedLog(log)
         self._stored = 0
         self._stored_bytes = 0
-
-    def beside(self, name: bytes) -> Directory:
-        """A directory beside the tree, made where it is missing."""
-        with self.lock:
-            try:
-                return self._directories.get(name)
-            except FileNotFoundError:
-                os.mkdir(name, 0o700 | MARK, dir_fd=self.root_fd)
-                return self._directories.get(name)
 
     # Storing
 
@@ -171,8 +154,8 @@ class SsdPages(SsdTree):
         """Gives a written page its names, over what has them, and returns the bytes that it occupies.
 
         Raises TierFull, NotStorable (a name or the attributes cannot be on the SSD) and NoSuchPage where it
-        was abandoned: the page is abandoned then, but for names that it has already. After an OSError the disk
-        failed, and it can be tried again.
+        was abandoned: the page is abandoned then, but for names that it has already. After an OSError the
+        disk failed, and it can be tried again.
         """
         if written.fd < 0:
             raise NoSuchPage("the page was abandoned")

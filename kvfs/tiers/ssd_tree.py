@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import stat
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from kvfs import syscalls
 from kvfs.errors import (
@@ -25,7 +26,7 @@ from kvfs.tiers.directories import Directory
 from kvfs.tiers.ssd_accounts import Accounts
 from kvfs.tiers.ssd_attributes import RecordAttributes
 from kvfs.tiers.ssd_directory import MARK, is_ours
-from kvfs.tiers.ssd_names import FIRST_IDENTITY, ROOT_IDENTITY, binding, prefixes
+from kvfs.tiers.ssd_names import FIRST_IDENTITY, ROOT_IDENTITY, TEMPORARY, binding, prefixes
 from kvfs.tiers.ssd_record import TEXTS, Record
 
 _ANY = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -33,6 +34,10 @@ _FULL_BELOW = 1 << 20
 """Bytes: a filesystem with more free than this has room for an attribute, if it can hold that one at all."""
 
 AttributeTexts = Mapping[str, bytes]
+Step = Callable[[str], None]
+STEPS: Final = ("directory", "created", "allocated", "written", "synced", "described", "renamed")
+"""What storing a page passes through, for tests that fail or end the process there; "directory" is passed for
+each directory that is made on the way."""
 
 
 def occupied(status: os.stat_result) -> int:
@@ -61,12 +66,16 @@ class SsdTree(Tier):
     good as absent to those who look, and in the way of those who store: it is never changed or replaced.
     """
 
-    def __init__(self, root_fd: int, capacity_bytes: int, records: RecordAttributes) -> None:
+    def __init__(
+        self, root_fd: int, capacity_bytes: int, records: RecordAttributes, step: Step = lambda _: None
+    ) -> None:
         super().__init__("ssd", root_fd)
         self._attributes = self.records = records
         self.lock = threading.RLock()
         self.accounts = Accounts(capacity_bytes, super().room())
         self.walker: Walker | None = None
+        self._step = step
+        self._serial = itertools.count()
         self.wants_recount = False
         """Somebody found files missing that the accounts still count: ``ssd_scan`` can count anew."""
 
@@ -149,21 +158,37 @@ class SsdTree(Tier):
         self.make_directory(path, {})
 
     def make_directory(self, path: bytes, attributes: AttributeTexts) -> None:
-        """A new directory with its attributes. Raises FileExistsError."""
+        """A new directory, which appears with its attributes. Raises FileExistsError."""
         with self.lock:
             directory, name = self._locate(path)
-            with self._growth(directory):
-                os.mkdir(name, 0o700 | MARK, dir_fd=directory.fd)
-            self._directories.forget(path)
-            made = self._directories.get(path)
-            record = Record(
-                identity=_new_identity(), names=(binding(self._identity(path.rpartition(b"/")[0]), name),)
-            )
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+                raise FileExistsError(path)
+            record = Record(identity=_new_identity())
+            record.names = (binding(self._identity(path.rpartition(b"/")[0]), name),)
+            place, temporary = self.beside(TEMPORARY), b"%d" % next(self._serial)
+            os.mkdir(temporary, 0o700 | MARK, dir_fd=place.fd)
             try:
-                self.describe(made.proc + b".", record, attributes)
-            finally:
-                status = os.fstat(made.fd)
-                self.accounts.changed(status.st_ino, 0, occupied(status))
+                self.describe(place.proc + temporary, record, attributes)
+                self._step("directory")
+                with self._growth(directory):
+                    os.rename(temporary, name, src_dir_fd=place.fd, dst_dir_fd=directory.fd)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.rmdir(temporary, dir_fd=place.fd)
+                raise
+            self._directories.forget(path)  # somebody else may have removed the one that we knew
+            status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+            self.accounts.changed(status.st_ino, 0, occupied(status))
+
+    def beside(self, name: bytes) -> Directory:
+        """A directory of the tier's own beside the tree, made where it is missing."""
+        with self.lock:
+            try:
+                return self._directories.get(name)
+            except FileNotFoundError:
+                os.mkdir(name, 0o700 | MARK, dir_fd=self.root_fd)
+                return self._directories.get(name)
 
     def rmdir(self, path: bytes) -> None:
         with self.lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from kvfs import mounts, syscalls
 from kvfs.tiers import base
 from kvfs.tiers.attributes import KernelAttributes, MemoryAttributes
 from kvfs.tiers.base import Tier
+from tests.tiers.ssds import mounted_disk
 
 NOBODY = 65534
 
@@ -84,6 +86,25 @@ def state(tmp_path: Path) -> Iterator[Path]:
     finally:
         while mounts.find(directory):
             syscalls.umount2(directory, syscalls.MNT_DETACH)
+
+
+@pytest.fixture(scope="session", params=["ext4", "xfs"])
+def disk(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A filesystem in a file, for all tests together; each uses a directory of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("mounts filesystems, and so must run as root")
+    with tempfile.TemporaryDirectory(prefix="kvfs-disk-") as home:
+        os.chmod(home, 0o755)  # ordinary users have their tests too
+        with mounted_disk(Path(home, "disk"), request.param, 512) as directory:
+            yield directory
+
+
+@pytest.fixture
+def ssd(disk: Path) -> Iterator[Path]:
+    """Where an SSD tier may be; nothing is there yet."""
+    home = Path(tempfile.mkdtemp(dir=disk))
+    yield home / "tier"
+    shutil.rmtree(home)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import fcntl
 import mmap
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -132,8 +132,18 @@ def pages(tier: SsdTier) -> set[bytes]:
 
 def disk_usage(directory: Path) -> int:
     """What du says of a tier, but for temporaries, in bytes."""
-    command = ["du", "-s", "-B1", "--exclude=.kvfs-temporary", "--exclude=lost+found", directory]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0])
+    words = ["du", "-s", "-B1", "--exclude=.kvfs-temporary", "--exclude=lost+found", str(directory)]
+    return int(subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()[0])
+
+
+def tree(directory: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Everything in a directory: inode, mode, content."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() else b""
+        found[str(path)] = (status.st_ino, status.st_mode, content)
+    return found
 
 
 def temporaries(directory: Path) -> list[str]:
