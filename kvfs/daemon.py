@@ -10,6 +10,7 @@ import signal
 import stat
 import sys
 from contextlib import suppress
+from functools import partial
 
 import pyfuse3
 import trio
@@ -120,6 +121,7 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             self._pool.start(nursery)
             if not self._tier.is_private:
+                self._pool.evictor.on_evicted = partial(self._renew_budget, channel)
                 nursery.start_soon(self._watch_growth, channel)
             nursery.start_soon(self._watch_signals)
             nursery.start_soon(self._watch_end, channel)
@@ -165,9 +167,12 @@ class Daemon:
     async def _watch_growth(self, channel: KernelChannel) -> None:
         """Bounds writes on a tier whose limit is ours to keep: the kernel would let it grow."""
         while True:
-            self._tier.account(channel.take_growth())
-            channel.set_limits(self._tier.target_bytes // 2, self._tier.room().free_bytes)
+            self._renew_budget(channel)
             await trio.sleep(POLL_GROWTH_SECONDS)
+
+    def _renew_budget(self, channel: KernelChannel) -> None:
+        self._tier.account(channel.take_growth())
+        channel.set_limits(self._tier.target_bytes // 2, self._tier.room().free_bytes)
 
 
 def _passthrough_off(config: Config) -> str:

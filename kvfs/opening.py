@@ -130,6 +130,7 @@ class Openings:
             holding.sized = False
             holding.failure = ""
         pool.face.publish(entry)
+        await pool.evictor.expect_growth()
         return holding
 
     def _add_writer(self, entry: Entry) -> Holding:
@@ -304,12 +305,14 @@ class Openings:
         holding = entry.holding
         assert holding is not None
         holding.epoch += 1
-        old = os.fstat(holding.write_fd).st_size
         holding.sized = True
+        growth = size - os.fstat(holding.write_fd).st_size
+        if growth > 0:
+            await self._pool.evictor.require(growth)
+        old = os.fstat(holding.write_fd).st_size  # others may have changed it meanwhile
         if size <= old:
             os.ftruncate(holding.write_fd, size)
             return
-        await self._pool.evictor.require(size - old)
         # The size first: a file that has its size gets hugepages from the allocation.
         os.ftruncate(holding.write_fd, size)
         try:

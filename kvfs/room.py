@@ -1,8 +1,9 @@
 """Keeps room free: evicts the coldest pages while programs write.
 
 Programs write through the kernel, which asks nobody: so a reserve is kept free, and what statvfs says is
-polled every few milliseconds while anyone writes. Room is what the tmpfs says, of bytes and of inodes; pages
-that are unlinked but still mapped count as used.
+polled every few milliseconds while anyone writes. Where programs do ask, when they open a file for writing or
+give it a size, room is made before they are answered. Room is what the tmpfs says, of bytes and of inodes;
+pages that are unlinked but still mapped count as used.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import trio
@@ -31,11 +34,20 @@ IDLE_SECONDS = 1.0
 LEAST_RESERVE = 64 << 20
 LARGEST_RESERVE_SHARE = 0.25
 """A small pool would otherwise be all reserve."""
+LARGEST_EXPECTED_SHARE = 0.5
+"""Of the pool, for what is being written: the rest is for the file that was written just before."""
+SEALING_SECONDS = 5.0
+"""How long whoever wants room waits for files that were just closed: they can be evicted once sealed."""
 INODE_RESERVE_PART = 64
 """So many inodes of all are kept free: every new file needs one, the smallest too."""
 LEAST_FOR_A_NAME = 1 << 20
 BATCH = 64
 """Victims between two turns of the event loop."""
+
+
+def _allocated(fd: int) -> int:
+    """What a file occupies, in bytes."""
+    return os.fstat(fd).st_blocks * 512
 
 
 def _close_all(descriptors: list[int]) -> None:
@@ -52,20 +64,38 @@ class Evictor:
         self._largest = 0
         self._lock = trio.Lock()
         self._wanted = trio.Event()
+        self._rest_until = 0.0
+        """Until then (trio's clock) writers do not wait for room: looking for it was in vain just now."""
         self._log = LimitedLog(log)
+        self.on_evicted: Callable[[], None] = lambda: None
+        """Called when pages have left, before anybody who waited for that goes on."""
         self.stuck = False
         """Whether the last attempt found nothing more that it could free."""
 
     def note_size(self, size: int) -> None:
+        """A file has become so large: others may become so too."""
         self._largest = max(self._largest, size)
 
     @property
     def reserve_bytes(self) -> int:
-        """What is kept free: 5 % (``--reserve-percent``), at least 64 MiB or the largest page seen, and at
-        most a quarter of the pool."""
+        """What is kept free: 5 % (``--reserve-percent``), at least 64 MiB or the largest file seen, at most a
+        quarter of the pool; and more while the files that are being written may need more."""
         capacity = self._pool.tier.target_bytes
         wanted = max(int(capacity * self._reserve_percent / 100), LEAST_RESERVE, self._largest)
-        return min(wanted, int(capacity * LARGEST_RESERVE_SHARE))
+        reserve = min(wanted, int(capacity * LARGEST_RESERVE_SHARE))
+        if self._largest * len(self._pool.writing) <= reserve:
+            return reserve
+        return max(reserve, self._expected_bytes())
+
+    def _expected_bytes(self) -> int:
+        """What the files that are being written need until each is as large as the largest file seen, but at
+        most half of the pool."""
+        expected = sum(max(0, self._largest - self._occupied(entry)) for entry in self._pool.writing)
+        return min(expected, int(self._pool.tier.target_bytes * LARGEST_EXPECTED_SHARE))
+
+    @staticmethod
+    def _occupied(draft: Entry) -> int:
+        return 0 if draft.holding is None else _allocated(draft.holding.read_fd)
 
     def kick(self) -> None:
         """Somebody begins to write."""
@@ -89,22 +119,31 @@ class Evictor:
 
     async def _turn(self) -> None:
         """One turn of the loop, of which no failure may end the mount."""
-        try:
+        with self._surviving("the reserve could not be kept"):
             self._pool.collect_touches()
             await self.keep_reserve()
+
+    @contextmanager
+    def _surviving(self, failure: str) -> Iterator[None]:
+        """Around what is done for the reserve: nobody else's request may fail with it."""
+        try:
+            yield
         except OSError as error:
-            self._log.warning("error", f"the reserve could not be kept: {error}")
+            self._log.warning("error", f"{failure}: {error}")
         except Exception as error:
-            self._log.warning("bug", "the reserve could not be kept", error)
+            self._log.warning("bug", failure, error)
 
     async def keep_reserve(self) -> None:
         """One look at the room, and what follows from it."""
         self._note_full_drafts()
-        room = self._pool.tier.room()
-        missing_bytes = self.reserve_bytes - room.free_bytes
-        missing_inodes = room.total_inodes // INODE_RESERVE_PART - room.free_inodes
-        if missing_bytes > 0 or missing_inodes > 0:
-            await self.free(missing_bytes, missing_inodes)
+        async with self._lock:
+            room = self._pool.tier.room()
+            missing_bytes = self.reserve_bytes - room.free_bytes
+            missing_inodes = room.total_inodes // INODE_RESERVE_PART - room.free_inodes
+            if missing_bytes > 0 or missing_inodes > 0:
+                await self._free(missing_bytes, missing_inodes)
+            else:
+                self.stuck = False
 
     def _note_full_drafts(self) -> None:
         """A writer may have been refused: whether it heeds that or not, its draft is not to be trusted."""
@@ -117,38 +156,94 @@ class Evictor:
     async def require(self, size: int) -> None:
         """Makes ``size`` bytes free on top of nothing: for growth that the daemon itself allocates.
 
-        Raises OutOfRoom when that much cannot be freed now.
+        Raises OutOfRoom, and evicts nothing, when that much cannot be freed now.
         """
-        missing = size - self._pool.tier.room().free_bytes
-        if missing > 0 and await self.free(missing) < missing:
+        # With nothing left the pool would count as full, and what is being written would be dropped.
+        wanted = size + self._pool.tier.room().block_size
+        if not await self._make_free(wanted) and not await self._make_free(size):
             raise OutOfRoom(f"the pool has no room for another {format_size(size)}")
+
+    async def expect_growth(self) -> None:
+        """Somebody was just given a file to write, and will not ask for room: makes it before they begin.
+
+        Nobody is refused: where room cannot be had now, the writer finds that out.
+        """
+        room, begin = self._pool.tier.room(), trio.current_time()
+        if room.free_bytes > self._largest * len(self._pool.writing) or begin < self._rest_until:
+            return
+        with self._surviving("no room could be made for a writer"):
+            if not await self._make_free(self._expected_bytes() + room.block_size):
+                end = trio.current_time()
+                self._rest_until = end + (end - begin)
+
+    async def _make_free(self, size: int) -> bool:
+        """Makes ``size`` bytes free if that is possible, and else evicts nothing and says false.
+
+        Waits for files that were just closed, if they are needed.
+        """
+        deadline = trio.current_time() + SEALING_SECONDS
+        while (missing := size - self._free_bytes()) > 0:
+            async with self._lock:
+                missing = size - self._free_bytes()
+                possible = await self._can_free(missing)
+                if possible:
+                    await self._free(missing)
+            if not possible and not await self._pool.sealer.progress(deadline):
+                return False
+        return True
+
+    def _free_bytes(self) -> int:
+        return self._pool.tier.room().free_bytes
+
+    async def _can_free(self, wanted: int) -> bool:
+        """Whether evicting would free ``wanted`` bytes now."""
+        if wanted <= 0:
+            return True
+        for attempt, entry in enumerate(self._pool.policy.victims(), 1):
+            if (fd := self._open_unused(entry)) >= 0:
+                wanted -= _allocated(fd)
+                os.close(fd)
+            if wanted <= 0:
+                return True
+            if attempt % BATCH == 0:
+                await trio.lowlevel.checkpoint()
+        return False
 
     async def for_a_name(self) -> None:
         """A new file or directory found no room: evicts what is missing for a few, so that it is worth
         trying again."""
-        room = self._pool.tier.room()
-        await self.free(LEAST_FOR_A_NAME - room.free_bytes, BATCH - room.free_inodes)
+        async with self._lock:
+            room = self._pool.tier.room()
+            await self._free(LEAST_FOR_A_NAME - room.free_bytes, BATCH - room.free_inodes)
 
     async def free(self, wanted: int, wanted_inodes: int = 0) -> int:
         """Evicts until about ``wanted`` bytes and inodes were freed; returns how many bytes were."""
         async with self._lock:
-            self._pool.collect_touches()
-            freed = 0
-            descriptors: list[int] = []
-            freed_inodes = 0
-            try:
-                for attempt, entry in enumerate(self._pool.policy.victims(), 1):
-                    if freed >= wanted and freed_inodes >= wanted_inodes:
-                        break
-                    if (size := self._evict(entry, descriptors)) >= 0:
-                        freed += size
-                        freed_inodes += 1
-                    if attempt % BATCH == 0:
-                        await self._close(descriptors)
-            finally:
-                await self._close(descriptors)
-            self._note_stuck(freed < wanted or freed_inodes < wanted_inodes)
-            return freed
+            return await self._free(wanted, wanted_inodes)
+
+    async def _free(self, wanted: int, wanted_inodes: int = 0) -> int:
+        """`free`, for who has the lock: what is missing is counted under it too, so that nobody evicts for
+        what another is about to free."""
+        self._pool.collect_touches()
+        # What is being sealed now can be evicted in a moment.
+        hopeful = self._pool.sealer.under_way
+        freed = 0
+        descriptors: list[int] = []
+        freed_inodes = 0
+        try:
+            for attempt, entry in enumerate(self._pool.policy.victims(), 1):
+                if freed >= wanted and freed_inodes >= wanted_inodes:
+                    break
+                if (size := self._evict(entry, descriptors)) >= 0:
+                    freed += size
+                    freed_inodes += 1
+                if attempt % BATCH == 0:
+                    await self._close(descriptors)
+        finally:
+            await self._close(descriptors)
+            self.on_evicted()
+        self._note_stuck(not hopeful and (freed < wanted or freed_inodes < wanted_inodes))
+        return freed
 
     async def _close(self, descriptors: list[int]) -> None:
         if descriptors:
@@ -165,6 +260,18 @@ class Evictor:
 
     def _evict(self, entry: Entry, descriptors: list[int]) -> int:
         """Evicts one page if that frees memory now: its bytes, and the descriptor to close; -1 if not."""
+        fd = self._open_unused(entry)
+        if fd < 0:
+            return -1
+        descriptors.append(fd)
+        size = _allocated(fd)
+        self._pool.remove_everywhere(entry)
+        self._pool.counters.evictions += 1
+        self._pool.counters.evicted_bytes += size
+        return size
+
+    def _open_unused(self, entry: Entry) -> int:
+        """The only descriptor of a page, ours included, or -1 while somebody uses the page."""
         pool = self._pool
         holding = entry.holding
         if entry.ready_id and not pool.idle.release_ready(entry):
@@ -188,12 +295,7 @@ class Evictor:
         if not lease_is_free(fd, fcntl.F_WRLCK):  # somebody maps it
             os.close(fd)
             return -1
-        descriptors.append(fd)
-        size = os.fstat(fd).st_blocks * 512
-        pool.remove_everywhere(entry)
-        pool.counters.evictions += 1
-        pool.counters.evicted_bytes += size
-        return size
+        return fd
 
     async def shrink(self) -> None:
         """Brings a tier that is larger than asked for down to its size, by evicting."""

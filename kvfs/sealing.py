@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 import xxhash
@@ -83,7 +83,7 @@ def digest_file(fd: int) -> Digest:
     return Digest(state.hexdigest(), offset)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A draft that nobody writes any more, as far as the daemon can see."""
 
@@ -91,6 +91,9 @@ class _Waiting:
     holding: Holding
     pause: float
     """Seconds until the next attempt."""
+
+
+_Due: TypeAlias = tuple[float, int, _Waiting]
 
 
 @dataclass(slots=True)
@@ -125,10 +128,15 @@ class Sealer:
         self._nursery = nursery
         self._threads = trio.CapacityLimiter(THREADS)
         self._log = LimitedLog(log)
-        self._due: list[tuple[float, int, _Waiting]] = []
+        self._due: list[_Due] = []
         """A heap by time (trio's clock); the number keeps equal times in order."""
         self._serial = itertools.count()
         self._changed = trio.Event()
+        self._promising: set[_Waiting] = set()
+        """Drafts that are pages in a moment, as far as is known."""
+        self._ended = 0
+        """How many drafts became pages, were dropped, or were written again."""
+        self._progress = trio.lowlevel.ParkingLot()
         self.waiting = 0
         """Drafts without a writer that are not pages yet."""
         nursery.start_soon(self._run)
@@ -139,7 +147,43 @@ class Sealer:
         if holding is not None and not holding.sealing:
             holding.sealing = True
             self.waiting += 1
-            self._push(_Waiting(entry, holding, FIRST_RETRY))
+            waiting = _Waiting(entry, holding, FIRST_RETRY)
+            self._promising.add(waiting)
+            self._push(waiting)
+            size = os.fstat(holding.read_fd).st_size
+            # What met a full pool wanted to be larger, by nobody knows how much.
+            self._pool.evictor.note_size(2 * size if holding.failure == "no-room" else size)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether drafts are about to become pages: none of those whose mappings live on."""
+        return bool(self._promising)
+
+    async def progress(self, deadline: float) -> bool:
+        """Somebody wants room: seals what can be sealed now, and waits, until ``deadline`` (trio's clock),
+        for the first draft that becomes a page or is dropped. False when none does."""
+        before = self._ended
+        self._begin_early()
+        with trio.move_on_at(deadline):
+            while self._promising and self._ended == before:
+                await self._progress.park()
+        return self._ended != before
+
+    def _begin_early(self) -> None:
+        """Begins with every draft that can be sealed, before its time; the others keep theirs."""
+        ready: list[_Due] = []
+        later: list[_Due] = []
+        for due in self._due:
+            (ready if self._can_begin(due[2]) else later).append(due)
+        if ready:
+            heapq.heapify(later)
+            self._due = later
+            self._begin_all([waiting for _, _, waiting in sorted(ready)])
+
+    def _no_longer(self, waiting: _Waiting) -> None:
+        """Whoever waits for progress looks again."""
+        self._promising.discard(waiting)
+        self._progress.unpark_all()
 
     def _push(self, waiting: _Waiting) -> None:
         when = trio.current_time() + waiting.pause
@@ -150,24 +194,31 @@ class Sealer:
 
     async def _run(self) -> None:
         while True:
-            if not self._due:
+            while not self._due:
                 self._changed = trio.Event()
                 await self._changed.wait()
             self._changed = trio.Event()
             with trio.move_on_at(self._due[0][0]):
                 await self._changed.wait()
-            batch: list[_Examination] = []
-            size = 0
+            due = []
             while self._due and self._due[0][0] <= trio.current_time():
-                examination = self._begin(heapq.heappop(self._due)[2])
-                if examination is not None:
-                    batch.append(examination)
-                    size += examination.size
-                if size > BATCH_BYTES:
-                    self._nursery.start_soon(self._finish, batch)
-                    batch, size = [], 0
-            if batch:
+                due.append(heapq.heappop(self._due)[2])
+            self._begin_all(due)
+
+    def _begin_all(self, due: list[_Waiting]) -> None:
+        batch: list[_Examination] = []
+        size = 0
+        for waiting in due:
+            examination = self._begin(waiting)
+            if examination is not None:
+                self._promising.add(waiting)
+                batch.append(examination)
+                size += examination.size
+            if size > BATCH_BYTES:
                 self._nursery.start_soon(self._finish, batch)
+                batch, size = [], 0
+        if batch:
+            self._nursery.start_soon(self._finish, batch)
 
     @staticmethod
     def _is_over(waiting: _Waiting) -> bool:
@@ -186,19 +237,30 @@ class Sealer:
             return self._attempt(waiting)
         except OSError as error:  # too many open files, say: it may pass
             self._log.warning("error", f"a draft cannot be sealed now: {error}")
-            self._push(waiting)
+            self._try_later(waiting)
         except Exception:
             log.exception("sealing failed: the draft stays one")
             self._end(waiting)
         return None
+
+    def _can_begin(self, waiting: _Waiting) -> bool:
+        """Whether nobody writes the draft, through a mapping either, nor is about to."""
+        holding = waiting.holding
+        return self._is_over(waiting) or (
+            trio.current_time() >= holding.retry_until and lease_is_free(holding.read_fd, fcntl.F_RDLCK)
+        )
+
+    def _try_later(self, waiting: _Waiting) -> None:
+        self._push(waiting)
+        self._no_longer(waiting)
 
     def _attempt(self, waiting: _Waiting) -> _Examination | None:
         if self._is_over(waiting):
             self._end(waiting)
             return None
         entry, holding = waiting.entry, waiting.holding
-        if trio.current_time() < holding.retry_until or not lease_is_free(holding.read_fd, fcntl.F_RDLCK):
-            self._push(waiting)
+        if not self._can_begin(waiting):
+            self._try_later(waiting)
             return None
         size = os.fstat(holding.read_fd).st_size
         failure = holding.failure
@@ -234,7 +296,7 @@ class Sealer:
                 self._conclude(examination)
             except OSError as error:  # no memory for an attribute, say: it may pass
                 self._log.warning("error", f"a draft cannot be sealed now: {error}")
-                self._push(examination.waiting)
+                self._try_later(examination.waiting)
             except Exception:
                 log.exception("sealing failed: the draft stays one")
                 self._end(examination.waiting)
@@ -260,7 +322,9 @@ class Sealer:
         """Nothing is left to do for a draft: it is a page, gone, or written again."""
         waiting.holding.sealing = False
         self.waiting -= 1
+        self._ended += 1
         self._pool.settle(waiting.entry)
+        self._no_longer(waiting)
 
     def _store(self, entry: Entry, holding: Holding, digest: Digest, sparse: bool) -> None:
         tier = self._pool.tier

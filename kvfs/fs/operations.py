@@ -194,7 +194,9 @@ class Operations(pyfuse3.Operations):
             return info, self._reply(existing)
         owner = self._owner(parent, stat.S_IFREG | stat.S_IMODE(mode), ctx)
         entry = await self._made(lambda: self._pool.names.create(parent, name, owner))
-        return self._files.created(entry), self._reply(entry)
+        info = self._files.created(entry)
+        await self._pool.evictor.expect_growth()
+        return info, self._reply(entry)
 
     async def mknod(
         self, parent_inode: InodeT, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext

@@ -111,14 +111,17 @@ async def test_a_new_name_evicts_only_what_it_lacks(pool: Pool, monkeypatch: pyt
 @pytest.mark.parametrize("tier", [64 * MIB], indirect=True)
 async def test_room_is_made_for_what_is_asked(pool: Pool) -> None:
     await pages(pool, 40)
-    await pool.evictor.require(24 * MIB)
+    await pool.evictor.require(24 * MIB - 4 * KIB)
     assert len(left(pool)) == 40
-    await pool.evictor.require(26 * MIB)
+    await pool.evictor.require(24 * MIB)
+    assert left(pool) == names(*range(1, 40)), "a full pool would spoil what is being written"
+    await pool.evictor.require(26 * MIB - 4 * KIB)
     assert left(pool) == names(*range(2, 40))
-    await pool.evictor.require(64 * MIB)
-    assert left(pool) == []
     with pytest.raises(OutOfRoom):
         await pool.evictor.require(64 * MIB + 1)
+    assert left(pool) == names(*range(2, 40)), "nothing is evicted in vain"
+    await pool.evictor.require(64 * MIB)
+    assert left(pool) == []
 
 
 async def test_what_is_asked_at_once_is_made_free_one_after_the_other(pool: Pool) -> None:
@@ -190,11 +193,15 @@ async def test_a_smaller_pool_evicts_what_is_cold(tier: DramTier, face: KernelFa
         while held:
             os.close(held.pop())
     try:
-        if in_use:
-            with pytest.raises(OutOfRoom):
+        async with trio.open_nursery() as nursery:
+            second.start(nursery)
+            if in_use:
+                with pytest.raises(OutOfRoom):
+                    await second.evictor.shrink()
+            else:
                 await second.evictor.shrink()
-        else:
-            await second.evictor.shrink()
+            nursery.cancel_scope.cancel()
+        if not in_use:
             assert tier.room().total_bytes == 16 * MIB
             assert left(second) == names(*range(40 - len(left(second)), 40))
             assert 11 <= len(left(second)) <= 12, "and its reserve is free"

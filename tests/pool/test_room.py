@@ -132,6 +132,7 @@ async def test_only_pages_are_evicted(pool: Pool, expect_log: LogGuard) -> None:
     pool.names.create_other(pool.index.root, b"symlink", files.OWNER.__class__(0o120777, 0, 0), b"target")
     empty = create(pool, b"empty")
     pool.remove_writer(empty)
+    await settled(pool)
     assert await pool.evictor.free(10 * MIB, 10) == 0
     assert left(pool) == [b"directory", b"draft", b"empty", b"symlink"]
     pool.remove_writer(entry)
