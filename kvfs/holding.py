@@ -52,7 +52,7 @@ class Holding:
         who looked the name up before that is not to fail."""
         self.sealing = False
         self.retry_until = 0.0
-        """Until then (trio's clock) the draft waits for the open that was answered ESTALE."""
+        """Until then (trio's clock) the draft waits for the open that was answered ESTALE; 0 once it came."""
 
     @property
     def in_use(self) -> bool:

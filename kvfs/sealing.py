@@ -43,6 +43,7 @@ REASONS = {
     "no-room": "the pool was full while it was written",
     "holes": "parts of it were never written",
     "io-error": "its bytes could not be read",
+    "abandoned": "the program that was to overwrite it never came back",
 }
 
 
@@ -264,6 +265,8 @@ class Sealer:
             return None
         size = os.fstat(holding.read_fd).st_size
         failure = holding.failure
+        if size == 0 and holding.retry_until:
+            failure = "abandoned"
         if size == 0 and (holding.kept_if_empty or not failure):  # empty files stay drafts
             self._end(waiting)
             return None

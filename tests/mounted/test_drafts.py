@@ -236,6 +236,23 @@ def test_a_draft_that_met_a_full_pool_is_dropped_and_room_comes_back(
     wait_sealed(path)
 
 
+def test_a_page_whose_overwriter_ends_inside_open_goes(mount: KvfsMount, directory: Path) -> None:
+    """Its name is given to an empty draft, and the kernel is to open that. Here it looks up a descriptor
+    again instead of the name, and so never finds it: as if the program had been killed in between."""
+    path = directory / "page"
+    path.write_bytes(DATA)
+    wait_sealed(path)
+    before = failures(mount)
+    with open(path, "rb", buffering=0) as reader:
+        with pytest.raises(OSError, match="Stale file handle"):
+            os.open(f"/proc/self/fd/{reader.fileno()}", os.O_WRONLY | os.O_TRUNC)
+        vanishes(path)
+        assert reader.read() == DATA
+    assert failures(mount) == before + 1
+    path.write_bytes(DATA)
+    wait_sealed(path)
+
+
 def test_an_empty_file_stays(mount: KvfsMount, directory: Path) -> None:
     path = directory / "lock"
     path.touch()

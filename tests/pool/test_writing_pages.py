@@ -12,6 +12,7 @@ from kvfs.index import DRAFT, SEALED, Entry
 from kvfs.opening import Openings
 from kvfs.page import DIGEST, OWNER
 from kvfs.pool import Pool
+from tests.conftest import LogGuard
 from tests.pool import files
 from tests.pool.checks import check_pool
 from tests.pool.faces import KernelFace
@@ -243,6 +244,46 @@ async def test_a_draft_whose_writer_never_comes_back_is_a_page_again(pool: Pool,
     await settled(pool)
     assert find(pool, b"page").state == SEALED
     assert files.is_intact(pool, b"page", OLD)
+    openings.close_reading(entry)
+
+
+@pytest.mark.parametrize("read", [False, True])
+async def test_an_empty_draft_whose_writer_never_comes_back_goes(
+    pool: Pool, openings: Openings, face: KernelFace, expect_log: LogGuard, read: bool
+) -> None:
+    """The program was killed inside open: what it wanted to overwrite is not to be found any more."""
+    expect_log("page is dropped: the program that was to overwrite it never came back")
+    entry = await page(pool, b"page", OLD)
+    pool.names.link(entry, pool.index.root, b"link")
+    holding = await openings.open_reading(entry)
+    with pytest.raises(StalePage):
+        await openings.open_writing(entry, truncate=True)
+    draft = find(pool, b"page")
+    if read:
+        assert await files.read(openings, draft) == b""
+    await settled(pool)
+    assert draft.parent is None
+    assert pool.tier.list(b"") == []
+    assert pool.counters.failures == {"abandoned": 1}
+    assert {name for _, name in face.invalidated} == {b"page", b"link"}
+    assert os.pread(holding.read_fd, len(OLD), 0) == OLD
+    openings.close_reading(entry)
+    assert pool.tier.room().used_bytes == 0
+
+
+async def test_an_empty_draft_whose_writer_came_back_and_wrote_nothing_stays(
+    pool: Pool, openings: Openings
+) -> None:
+    entry = await page(pool, b"page", OLD)
+    await openings.open_reading(entry)
+    with pytest.raises(StalePage):
+        await openings.open_writing(entry, truncate=True)
+    draft = find(pool, b"page")
+    await openings.open_writing(draft, truncate=True)
+    pool.remove_writer(draft)
+    await settled(pool)
+    assert find(pool, b"page") is draft
+    assert pool.status(draft).st_size == 0
     openings.close_reading(entry)
 
 
