@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import trio
@@ -23,6 +24,7 @@ from kvfs.errors import OutOfRoom
 from kvfs.index import Entry
 from kvfs.sealing import lease_is_free
 from kvfs.sizes import format_size
+from kvfs.storage.described import RESIDENT
 
 if TYPE_CHECKING:
     from kvfs.pool import Pool
@@ -53,6 +55,29 @@ def _allocated(fd: int) -> int:
 def _close_all(descriptors: list[int]) -> None:
     for fd in descriptors:
         os.close(fd)
+
+
+@dataclass(slots=True)
+class _Want:
+    """How much is to be freed, and how far that has come."""
+
+    bytes: int
+    inodes: int
+    freed: int = 0
+    freed_inodes: int = 0
+    unstored: list[Entry] = field(default_factory=list)
+    """Pages that can go once they have been copied to the SSD."""
+    unstored_bytes: int = 0
+
+    @property
+    def is_met(self) -> bool:
+        """Whether nothing more need be looked for."""
+        count = self.freed_inodes + len(self.unstored)
+        return self.freed + self.unstored_bytes >= self.bytes and count >= self.inodes
+
+    @property
+    def is_missed(self) -> bool:
+        return self.freed < self.bytes or self.freed_inodes < self.inodes
 
 
 class Evictor:
@@ -227,23 +252,42 @@ class Evictor:
         self._pool.collect_touches()
         # What is being sealed now can be evicted in a moment.
         hopeful = self._pool.sealer.under_way
-        freed = 0
+        want = _Want(wanted, wanted_inodes)
         descriptors: list[int] = []
-        freed_inodes = 0
         try:
             for attempt, entry in enumerate(self._pool.policy.victims(), 1):
-                if freed >= wanted and freed_inodes >= wanted_inodes:
+                if want.is_met:
                     break
-                if (size := self._evict(entry, descriptors)) >= 0:
-                    freed += size
-                    freed_inodes += 1
+                self._evict_or_copy(entry, descriptors, want)
                 if attempt % BATCH == 0:
                     await self._close(descriptors)
+            await self._copy_and_evict(descriptors, want)
         finally:
             await self._close(descriptors)
             self.on_evicted()
-        self._note_stuck(not hopeful and (freed < wanted or freed_inodes < wanted_inodes))
-        return freed
+        self._note_stuck(not hopeful and want.is_missed)
+        return want.freed
+
+    def _evict_or_copy(self, entry: Entry, descriptors: list[int], want: _Want) -> None:
+        """Evicts a page, unless it is to be copied to the SSD first."""
+        storage = self._pool.storage
+        if storage is not None and storage.wants(entry) and self._is_unused(entry):
+            want.unstored.append(entry)
+            want.unstored_bytes += entry.size
+        elif (size := self._evict(entry, descriptors)) >= 0:
+            want.freed += size
+            want.freed_inodes += 1
+
+    async def _copy_and_evict(self, descriptors: list[int], want: _Want) -> None:
+        """What had to be copied first goes now, copied or not: the SSD may have refused it."""
+        storage = self._pool.storage
+        if storage is None or not want.unstored:
+            return
+        await storage.demotions.copy_all(want.unstored)
+        for entry in want.unstored:
+            if entry.hotter is not None and (size := self._evict(entry, descriptors)) >= 0:
+                want.freed += size
+                want.freed_inodes += 1
 
     async def _close(self, descriptors: list[int]) -> None:
         if descriptors:
@@ -265,10 +309,20 @@ class Evictor:
             return -1
         descriptors.append(fd)
         size = _allocated(fd)
-        self._pool.remove_everywhere(entry)
+        if entry.stored == RESIDENT:
+            self._pool.leave_dram(entry, os.fstat(fd))
+        else:
+            self._pool.remove_everywhere(entry)
         self._pool.counters.evictions += 1
         self._pool.counters.evicted_bytes += size
         return size
+
+    def _is_unused(self, entry: Entry) -> bool:
+        fd = self._open_unused(entry)
+        if fd < 0:
+            return False
+        os.close(fd)
+        return True
 
     def _open_unused(self, entry: Entry) -> int:
         """The only descriptor of a page, ours included, or -1 while somebody uses the page."""

@@ -12,7 +12,7 @@ from kvfs.index import OTHER, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import DIGEST, OWNER, Digest, Owner
 from kvfs.sizes import format_count, format_size
 from kvfs.storage import described
-from kvfs.storage.demotion import RESIDENT
+from kvfs.storage.described import RESIDENT
 from kvfs.tiers.ssd_scan import Stored, scan_in_background
 
 if TYPE_CHECKING:

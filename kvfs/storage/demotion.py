@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import trio
@@ -17,6 +18,7 @@ from kvfs.counters import LimitedLog
 from kvfs.errors import DamagedPage, NotStorable, TierFull, TierUncounted
 from kvfs.index import SEALED, UNCHECKED, Entry
 from kvfs.page import DIGEST, OWNER, SPARSE, USER, Digest
+from kvfs.storage.described import RESIDENT
 from kvfs.tiers.ssd_accounts import Reservation
 from kvfs.tiers.ssd_pages import NewPage, WrittenPage
 
@@ -28,9 +30,6 @@ log = logging.getLogger("kvfs.storage.demotion")
 WRITERS = 2
 """Pages that are written at once: enough to keep a disk busy, few enough that readers hardly notice."""
 RETRY_SECONDS = 1.0
-
-RESIDENT = b""
-"""``Entry.stored`` of a page in DRAM that has a copy on the SSD: what stat tells of it, DRAM's file does."""
 
 
 class Demotions:
@@ -94,10 +93,20 @@ class Demotions:
 
     async def finish(self) -> None:
         """Copies all that waits, without waiting for it to settle; for the end of a mount."""
-        async with trio.open_nursery() as nursery:
-            for entry in list(self._waiting):
-                nursery.start_soon(self.copy, entry)
+        await self.copy_all(list(self._waiting))
         await self._storage.history.settled()
+
+    async def copy_all(self, entries: Iterable[Entry]) -> None:
+        """Gives pages their copies, in this order, as many at once as a disk is good for."""
+        left = iter(entries)
+
+        async def copy_some() -> None:
+            for entry in left:
+                await self.copy(entry)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(WRITERS):
+                nursery.start_soon(copy_some)
 
     async def copy(self, entry: Entry) -> bool:
         """Gives a page its copy on the SSD; says whether it has one now. No failure ends the mount."""

@@ -10,6 +10,8 @@ from kvfs.page import Owner
 
 _FIELDS: Final = struct.Struct("<QQqqq")
 BLOCK_SIZE: Final = 4096
+RESIDENT: Final = b""
+"""``Entry.stored`` of a page in DRAM that has a copy on the SSD: what stat tells of it, DRAM's file does."""
 
 
 def pack(size: int, blocks: int, atime_ns: int, mtime_ns: int, ctime_ns: int) -> bytes:

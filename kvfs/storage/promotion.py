@@ -16,7 +16,7 @@ from kvfs.counters import LimitedLog
 from kvfs.errors import DamagedPage, NoSuchPage, StalePage, TimedOut
 from kvfs.index import SEALED, STORED, Entry
 from kvfs.page import DIGEST, OWNER, SPARSE, Digest
-from kvfs.storage.demotion import RESIDENT
+from kvfs.storage.described import RESIDENT
 from kvfs.syscalls import fallocate
 from kvfs.tiers.ssd_pages import OpenedPage
 

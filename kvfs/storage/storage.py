@@ -11,10 +11,11 @@ import trio
 
 from kvfs.counters import LimitedLog
 from kvfs.errors import TierFull, TierUncounted
-from kvfs.index import DRAFT, STORED, Directory, Entry
+from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import OWNER, Digest
 from kvfs.policy import LeastRecentlyUsed
-from kvfs.storage.demotion import RESIDENT, Demotions
+from kvfs.storage.demotion import Demotions
+from kvfs.storage.described import RESIDENT
 from kvfs.storage.history import History
 from kvfs.storage.promotion import Promotions
 from kvfs.tiers.ssd_accounts import Reservation
@@ -89,6 +90,10 @@ class Storage:
         return attributes
 
     # Between DRAM and the SSD
+
+    def wants(self, entry: Entry) -> bool:
+        """Whether a page is to be copied before it leaves DRAM."""
+        return entry.stored != RESIDENT and self.is_working and entry.state in (SEALED, UNCHECKED)
 
     def demoted(self, entry: Entry, described: bytes) -> None:
         """A page that has a copy left DRAM; ``described`` is what stat told of it there."""
