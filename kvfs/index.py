@@ -62,7 +62,8 @@ class Entry:
         self.size = 0
         self.hits = 0
         self.lookups = 0
-        self.links: list[tuple[Directory, bytes]] | None = None
+        self.links: dict[tuple[Directory, bytes], None] | None = None
+        """The further names, in a dictionary because there may be thousands of them."""
         self.holding: Holding | None = None
         self.ready_id = 0
         self.stored: bytes | None = None
@@ -80,7 +81,7 @@ class Entry:
     def names(self) -> list[tuple[Directory, bytes]]:
         """Every name: the first and the further hard links. Empty for what was unlinked."""
         first = [] if self.parent is None else [(self.parent, self.name)]
-        return first + (self.links or [])
+        return first + list(self.links or ())
 
     def path(self) -> bytes:
         """The relative path of the first name; b"" for the root. StalePage once the last name is gone: what
@@ -222,7 +223,9 @@ class Index:
         if entry.parent is None:
             entry.parent, entry.name = parent, name
         else:
-            entry.links = [*(entry.links or []), (parent, name)]
+            if entry.links is None:
+                entry.links = {}
+            entry.links[parent, name] = None
         self._insert(parent, name, entry)
 
     def remove(self, parent: Directory, name: bytes) -> Entry:
@@ -230,12 +233,12 @@ class Index:
         entry = self._take(parent, name)
         if entry.parent is parent and entry.name == name:
             if entry.links:
-                entry.parent, entry.name = entry.links[0]
-                entry.links = entry.links[1:] or None
+                (entry.parent, entry.name), _ = entry.links.popitem()
             else:
                 entry.parent = None
         elif entry.links:
-            entry.links = [link for link in entry.links if link != (parent, name)] or None
+            entry.links.pop((parent, name), None)
+        entry.links = entry.links or None
         return entry
 
     def move(self, old: Directory, old_name: bytes, new: Directory, new_name: bytes) -> Entry | None:
@@ -259,8 +262,9 @@ class Index:
     def _rename_link(entry: Entry, old: tuple[Directory, bytes], new: tuple[Directory, bytes]) -> None:
         if (entry.parent, entry.name) == old:
             entry.parent, entry.name = new
-        elif entry.links:
-            entry.links = [new if link == old else link for link in entry.links]
+        elif entry.links and old in entry.links:
+            del entry.links[old]
+            entry.links[new] = None
 
     def drop(self, entry: Entry) -> None:
         """Forgets an entry without a name; its number is given to another one later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -262,7 +263,29 @@ def test_the_first_name_passes_to_a_link() -> None:
     index.add_link(entry, index.root, b"second")
     index.add_link(entry, index.root, b"third")
     index.remove(index.root, b"first")
-    assert entry.path() == b"second"
+    assert entry.path() == b"third"
     index.remove(index.root, b"third")
     assert entry.names() == [(index.root, b"second")]
     assert entry.links is None
+
+
+def seconds_a_link(count: int) -> float:
+    """The time that a link takes to be made, renamed and removed, of a file that has so many."""
+    index = Index(DIRECTORY)
+    entry = index.add(index.root, b"first", FILE, SEALED)
+    names = [b"%d" % number for number in range(count)]
+    start = time.perf_counter()
+    for name in names:
+        index.add_link(entry, index.root, name)
+    for name in names:
+        index.move(index.root, name, index.root, b"moved " + name)
+    index.remove(index.root, b"first")
+    for name in names:
+        index.remove(index.root, b"moved " + name)
+    assert entry.names() == []
+    return (time.perf_counter() - start) / count
+
+
+def test_the_thousandth_link_costs_no_more_than_the_first() -> None:
+    few, many = (min(seconds_a_link(count) for _ in range(3)) for count in (100, 4_000))
+    assert many < 5 * few
