@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from kvfs.errors import AttributeMissing, StalePage
-from kvfs.index import DRAFT, SEALED, Entry
+from kvfs.index import DRAFT, SEALED
 from kvfs.opening import Openings
 from kvfs.page import DIGEST, OWNER
 from kvfs.pool import Pool
@@ -17,6 +17,7 @@ from tests.pool import files
 from tests.pool.checks import check_pool
 from tests.pool.faces import KernelFace
 from tests.pool.files import MIB, find, page, pattern, put, settled
+from tests.pool.readers import Reader
 
 OLD = pattern(300_000)
 
@@ -77,58 +78,6 @@ async def test_two_writers_share_the_draft(pool: Pool, openings: Openings) -> No
 
 
 # Beside its readers
-
-
-class Reader:
-    """One of the ways to have a page."""
-
-    def __init__(self, pool: Pool, openings: Openings, face: KernelFace, entry: Entry) -> None:
-        self.pool, self.openings, self.face, self.entry = pool, openings, face, entry
-
-    async def open(self) -> None: ...
-    def content(self) -> bytes: ...  # type: ignore[empty-body]
-    def close(self) -> None: ...
-
-
-class HandleOfThePool(Reader):
-    async def open(self) -> None:
-        self.holding = await self.openings.open_reading(self.entry)
-
-    def content(self) -> bytes:
-        return os.pread(self.holding.read_fd, 1 << 20, 0)
-
-    def close(self) -> None:
-        self.openings.close_reading(self.entry)
-
-
-class NativeHandle(Reader):
-    async def open(self) -> None:
-        self.fd = self.face.open_natively(self.entry)
-
-    def content(self) -> bytes:
-        return os.pread(self.fd, 1 << 20, 0)
-
-    def close(self) -> None:
-        self.face.close_natively(self.pool, self.entry, self.fd)
-
-
-class Mapping(Reader):
-    async def open(self) -> None:
-        size = self.pool.status(self.entry).st_size
-        self._whole = files.mapped(files.tier_file(self.pool, self.entry.path()), size, writable=False)
-        self.mapping = self._whole.__enter__()
-
-    def content(self) -> bytes:
-        return self.mapping[:]
-
-    def close(self) -> None:
-        self._whole.__exit__(None, None, None)
-
-
-@pytest.fixture(params=[HandleOfThePool, NativeHandle, Mapping])
-def kind_of_reader(request: pytest.FixtureRequest) -> type[Reader]:
-    kind: type[Reader] = request.param
-    return kind
 
 
 @pytest.mark.parametrize("truncate", [False, True])
@@ -298,60 +247,3 @@ async def test_a_page_that_had_holes_has_them_in_its_copy(pool: Pool, openings: 
     await settled(pool)
     assert files.is_intact(pool, b"sparse", bytes(MIB))
     openings.close_reading(entry)
-
-
-# A removed page
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-async def test_a_removed_page_that_is_still_open_keeps_its_bytes(
-    pool: Pool, openings: Openings, face: KernelFace, kind_of_reader: type[Reader], replaced: bool
-) -> None:
-    """A writer had looked its name up, and was overtaken."""
-    entry = await page(pool, b"page", OLD)
-    entry.lookups = 1
-    reader = kind_of_reader(pool, openings, face, entry)
-    await reader.open()
-    if replaced:
-        await page(pool, b"temporary", b"other bytes")
-        fd = pool.names.rename(pool.index.root, b"temporary", pool.index.root, b"page", 0)
-    else:
-        fd = pool.names.unlink(pool.index.root, b"page")
-    if fd >= 0:
-        os.close(fd)
-    for call in (openings.open_writing(entry, truncate=True), openings.resize(entry, 5)):
-        with pytest.raises(StalePage):
-            await call
-    assert reader.content() == OLD
-    reader.close()
-    files.forget(pool, entry.number, 1)
-    assert pool.tier.room().used_bytes == (4096 if replaced else 0)
-
-
-async def test_a_removed_draft_can_be_opened_again(pool: Pool, openings: Openings) -> None:
-    entry = files.create(pool, b"draft")
-    put(entry, OLD)
-    assert pool.names.unlink(pool.index.root, b"draft") == -1
-    await openings.open_writing(entry, truncate=False)
-    await openings.resize(entry, 10)
-    pool.remove_writer(entry)
-    pool.remove_writer(entry)
-    assert pool.tier.room().used_bytes == 0
-    await settled(pool)
-
-
-async def test_a_removed_page_is_not_among_the_idle_ones(
-    pool: Pool, openings: Openings, face: KernelFace
-) -> None:
-    pool.idle.limit = 2
-    entry = await page(pool, b"page", OLD)
-    entry.lookups = 1
-    fd = face.open_natively(entry)
-    pool.names.unlink(pool.index.root, b"page")
-    holding = await openings.open_reading(entry)
-    face.close_natively(pool, entry, fd)
-    for number in range(5):
-        await page(pool, b"%d" % number, b"bytes")
-    assert os.pread(holding.read_fd, len(OLD), 0) == OLD
-    openings.close_reading(entry)
-    files.forget(pool, entry.number, 1)
