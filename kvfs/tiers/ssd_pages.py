@@ -9,7 +9,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,11 +142,10 @@ class SsdPages(SsdTree):
             reservation = self.reserve(page.digest.size)
         temporary = b"%d" % next(self._serial)
         try:
-            fd = self._write_temporary(temporary, page, source_fd, write)
-        except BaseException as error:
+            with self._typed_errors(page.digest.size):
+                fd = self._write_temporary(temporary, page, source_fd, write)
+        except BaseException:
             reservation.release()
-            if isinstance(error, OSError):
-                raise self._translated(error, page.digest.size) from error
             raise
         return WrittenPage(page, fd, temporary, reservation)
 
@@ -160,15 +159,11 @@ class SsdPages(SsdTree):
         if written.fd < 0:
             raise NoSuchPage("the page was abandoned")
         try:
-            size = self._publish(written, names)
+            with self._typed_errors(written.page.digest.size):
+                size = self._publish(written, names)
         except KvfsError:
             self.abandon_page(written)
             raise
-        except OSError as error:
-            translated = self._translated(error, written.page.digest.size)
-            if translated is not error:
-                self.abandon_page(written)
-            raise translated from error
         os.close(written.fd)
         written.fd = -1
         return size
@@ -183,18 +178,26 @@ class SsdPages(SsdTree):
             self._unlink_temporary(written.temporary)
         written.reservation.release()
 
-    def _translated(self, error: OSError, size: int) -> Exception:
-        if means_no_room(error):
-            room = self.refresh_room()
-            if room.total_inodes and not room.free_inodes:
-                return TierFull("the filesystem of the SSD tier has no inodes left", missing_inodes=1)
-            return TierFull(
-                f"the filesystem of the SSD tier is full: {format_size(size)} wanted",
-                missing_bytes=max(size - room.free_bytes, room.block_size),
-            )
-        if means_in_the_way(error) or means_too_large(error):
-            return NotStorable(f"a page cannot be stored on the SSD: {error.strerror}")
-        return error
+    @contextlib.contextmanager
+    def _typed_errors(self, size: int) -> Iterator[None]:
+        """Tells a full filesystem, and a name that it cannot have, from a disk that fails."""
+        try:
+            yield
+        except OSError as error:
+            if means_no_room(error):
+                raise self._full(size) from error
+            if means_in_the_way(error) or means_too_large(error):
+                raise NotStorable(f"a page cannot be stored on the SSD: {error.strerror}") from error
+            raise
+
+    def _full(self, size: int) -> TierFull:
+        room = self.refresh_room()
+        if room.total_inodes and not room.free_inodes:
+            return TierFull("the filesystem of the SSD tier has no inodes left", missing_inodes=1)
+        return TierFull(
+            f"the filesystem of the SSD tier is full: {format_size(size)} wanted",
+            missing_bytes=max(size - room.free_bytes, room.block_size),
+        )
 
     def _write_temporary(self, temporary: bytes, page: NewPage, source_fd: int, write: Write) -> int:
         try:

@@ -27,21 +27,33 @@ _SHUTDOWN = 0x8004587D
 _WITHOUT_THE_LOG = 2
 
 
-@contextmanager
-def mounted_disk(directory: Path, kind: str, megabytes: int, *options: str) -> Iterator[Path]:
-    """A filesystem ("ext4" or "xfs") in a file beside ``directory``; XFS wants at least 300 MiB."""
+def make_disk(directory: Path, kind: str, megabytes: int, *options: str) -> tuple[Path, Path]:
+    """A filesystem ("ext4" or "xfs") in a file beside ``directory``: both. XFS wants at least 300 MiB."""
     image = directory.with_suffix(f".{kind}")
     with image.open("wb") as file:
         file.truncate(megabytes << 20)
     make = ["mkfs.ext4", "-q", "-F"] if kind == "ext4" else ["mkfs.xfs", "-q", "-f"]
     subprocess.run([*make, *options, image], check=True)
     directory.mkdir(exist_ok=True)
+    return image, directory
+
+
+@contextmanager
+def mounted(image: Path, directory: Path) -> Iterator[Path]:
     subprocess.run(["mount", "-o", "loop", image, directory], check=True)
     try:
         yield directory
     finally:
         subprocess.run(["umount", directory], check=True)
-        image.unlink()
+
+
+@contextmanager
+def mounted_disk(directory: Path, kind: str, megabytes: int, *options: str) -> Iterator[Path]:
+    """A filesystem in a file beside ``directory``, as long as it is needed."""
+    image, _ = make_disk(directory, kind, megabytes, *options)
+    with mounted(image, directory):
+        yield directory
+    image.unlink()
 
 
 def lose_power(directory: Path) -> None:
@@ -102,7 +114,11 @@ def write(tier: SsdTier, content: bytes, attributes: Mapping[str, bytes] = FILE)
 
 
 def store(tier: SsdTier, path: bytes, content: bytes, attributes: Mapping[str, bytes] = FILE) -> int:
-    return tier.publish_page(write(tier, content, attributes), named(path))
+    written = write(tier, content, attributes)
+    try:
+        return tier.publish_page(written, named(path))
+    finally:
+        tier.abandon_page(written)
 
 
 def read(tier: SsdTier, path: bytes) -> bytes:
