@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvfs.storage.demotion")
 
+_UNSEEN = os.O_RDONLY | os.O_NOATIME
+"""Copying a page is no use of it."""
 WRITERS = 2
 """Pages that are written at once: enough to keep a disk busy, few enough that readers hardly notice."""
 RETRY_SECONDS = 1.0
@@ -44,6 +46,7 @@ class Demotions:
         self._running: dict[Entry, trio.Event] = {}
         self._threads = trio.CapacityLimiter(WRITERS)
         self._changed = trio.Event()
+        self._unpublished: list[WrittenPage] = []
         self._serial = 0
         self._log = LimitedLog(log)
         self.failures: Counter[str] = Counter()
@@ -96,6 +99,12 @@ class Demotions:
         await self.copy_all(list(self._waiting))
         await self._storage.history.settled()
 
+    def close(self) -> None:
+        """The loop has ended: what got no name is deleted."""
+        for written in self._unpublished:
+            self._storage.tier.abandon_page(written)
+        self._unpublished.clear()
+
     async def copy_all(self, entries: Iterable[Entry]) -> None:
         """Gives pages their copies, in this order, as many at once as a disk is good for."""
         left = iter(entries)
@@ -142,9 +151,9 @@ class Demotions:
         if entry.state not in (SEALED, UNCHECKED) or entry.parent is None:
             self.forget(entry)
             return False
-        fd = pool.tier.open(entry.path(), os.O_RDONLY)
+        fd = pool.tier.open(entry.path(), _UNSEEN)
         try:
-            page = self._describe(entry, fd)
+            page = self._describe(fd)
             written = await self._write(page, fd)
         finally:
             os.close(fd)
@@ -166,7 +175,7 @@ class Demotions:
             storage.tier.write_page, page, fd, storage.write, reservation, limiter=self._threads
         )
 
-    def _describe(self, entry: Entry, fd: int) -> NewPage:
+    def _describe(self, fd: int) -> NewPage:
         tier, status = self._storage.pool.tier, os.fstat(fd)
         attributes = {
             name: tier.get_attribute(fd, name)
@@ -177,12 +186,16 @@ class Demotions:
         return NewPage(digest, attributes, status.st_atime_ns, status.st_mtime_ns)
 
     async def _publish(self, entry: Entry, written: WrittenPage) -> bool:
-        """The copy gets the names that the page has now, unless the page is another one by now."""
+        """The copy gets the names and attributes that the page has now, unless it is another page by now."""
         storage = self._storage
-        if not self._is_still(entry, written.page.digest):
+        self._unpublished.append(written)
+        now = self._describe_again(entry)
+        if now is None or now.digest != written.page.digest:
+            self._unpublished.remove(written)
             await trio.to_thread.run_sync(storage.tier.abandon_page, written)
             self.forget(entry)
             return False
+        before, written.page = written.page, now
         names = [(parent.child_path(name), storage.parents(parent)) for parent, name in entry.names()]
         result: list[Exception | None] = []
         finished = trio.Event()
@@ -194,7 +207,10 @@ class Demotions:
         self._serial += 1
         entry.stored = token = b"on its way %d" % self._serial  # this copy, and no later one
         storage.history.append(lambda: storage.tier.publish_page(written, names), done)
+        if (now.atime_ns, now.mtime_ns) != (before.atime_ns, before.mtime_ns):
+            storage.history.set_times(names[0][0], now.atime_ns, now.mtime_ns)
         await finished.wait()
+        self._unpublished.remove(written)
         if entry.stored != token:  # rewritten or removed since, which the history has undone
             return False
         if result[0] is not None:
@@ -206,8 +222,12 @@ class Demotions:
         self.written_bytes += written.page.digest.size
         return True
 
-    def _is_still(self, entry: Entry, digest: Digest) -> bool:
+    def _describe_again(self, entry: Entry) -> NewPage | None:
+        """What a page is once its bytes are written; None where it is none any more, or has a copy."""
         if entry.state not in (SEALED, UNCHECKED) or entry.parent is None or entry.stored is not None:
-            return False
-        tier = self._storage.pool.tier
-        return Digest.parse(tier.get_attribute(entry.path(), DIGEST)) == digest
+            return None
+        fd = self._storage.pool.tier.open(entry.path(), _UNSEEN)
+        try:
+            return self._describe(fd)
+        finally:
+            os.close(fd)

@@ -10,6 +10,8 @@ from kvfs.pool import Pool
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.storage import Storage
 from kvfs.tiers.ssd import SsdTier
+from kvfs.tiers.ssd_directory import is_ours
+from kvfs.tiers.ssd_names import is_reserved
 from tests.pool import files
 from tests.tiers.ssds import copy
 
@@ -71,8 +73,7 @@ def check_storage(pool: Pool) -> None:
         if entry.state == STORED:
             assert entry.holding is None
             assert (entry in storage.order) == (entry.parent is not None)
-    found = {
-        one.path for one in storage.tier.walk() if not one.is_directory and not one.path.startswith(b".kvfs")
-    }
+    walked = (one.path for one in storage.tier.walk() if not one.is_directory)
+    found = {path for path in walked if not is_reserved(path) and is_ours(storage.tier.stat(path))}
     assert found == told
     assert storage.tier.accounts.reserved_bytes == 0

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from kvfs.errors import DirectoryNotEmpty, NameTaken, StalePage
-from kvfs.index import DRAFT, SEALED, STORED
+from kvfs.index import DRAFT, SEALED, STORED, Directory
 from kvfs.opening import Openings
 from kvfs.page import Owner
 from kvfs.pool import Pool
@@ -188,8 +188,12 @@ async def test_directories_move_with_all_that_is_in_them(
     assert await read(openings, files.find(pool, b"moved/one")) == OLD
     await storage.history.settled()
     assert on_ssd(pool, b"moved/two") == OLD
+    moved = files.find(pool, b"moved")
+    assert isinstance(moved, Directory)
     for name in (b"one", b"two"):
-        pool.names.unlink(files.find(pool, b"moved"), name)  # type: ignore[arg-type]
+        fd = pool.names.unlink(moved, name)
+        if fd >= 0:
+            os.close(fd)
     pool.names.remove_directory(root, b"moved")
     await storage.history.settled()
 
