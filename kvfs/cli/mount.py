@@ -66,6 +66,21 @@ END_DEADLINE_SECONDS = 10.0
 )
 @click.option("--mode", metavar="0770", help="Permission bits of the root directory. [0770]")
 @click.option("--reserve-percent", metavar="N", help="Part of the pool kept free for writers. [5]")
+@click.option("--ssd", metavar="DIR", help="A directory on an SSD to which pages go down. [none]")
+@click.option(
+    "--ssd-capacity", metavar="SIZE", help="What may be used there: 2T, or a share of its filesystem. [90%]"
+)
+@click.option("--settle", metavar="TIME", help="How long a page waits before it is copied to the SSD. [1s]")
+@click.option("--io-timeout", metavar="TIME", help="How long a read waits for the SSD. [30s]")
+@click.option(
+    "--flush-timeout", metavar="TIME", help="How long unmounting may copy what the SSD has not yet. [60s]"
+)
+@click.option(
+    "--discard-incompatible",
+    is_flag=True,
+    default=None,
+    help="Delete the pages of an SSD directory that another layout of kvfs filled.",
+)
 @click.option(
     "--keep", is_flag=True, default=None, help="Leave the DRAM for the next mount at a clean unmount."
 )
@@ -154,8 +169,14 @@ def _check_machine() -> None:
         )
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise NotPermitted("/dev/fuse cannot be opened by you: use sudo, or join the group that owns it")
-    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+    if os.geteuid() == 0:
+        return
+    if shutil.which("fusermount3") is None:
         raise Unavailable("fusermount3 is not there, and only root mounts without it: apt-get install fuse3")
+    if not os.path.exists("/etc/mtab"):
+        raise Unavailable(
+            "/etc/mtab is not there, and fusermount3 needs it: as root, ln -s ../proc/self/mounts /etc/mtab"
+        )
 
 
 def _start(config: Config, state: StateDirectory) -> None:

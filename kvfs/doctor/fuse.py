@@ -18,6 +18,7 @@ from kvfs.sizes import format_size
 
 _DEVICE = "/dev/fuse"
 _CONFIGURATION = Path("/etc/fuse.conf")
+_MTAB = Path("/etc/mtab")
 _MAX_PAGES = "/proc/sys/fs/fuse/max_pages_limit"
 _WANTED_REQUEST = 512 << 10
 
@@ -135,6 +136,10 @@ def fusermount() -> Check:
         return Check(
             "fusermount3", None, f"{program} is not setuid root", consequence, f"chmod u+s {program}"
         )
+    if not _MTAB.exists():
+        ok = None if is_root() else False
+        found, remedy = f"needs {_MTAB}, which is missing", f"as root: ln -s ../proc/self/mounts {_MTAB}"
+        return Check("fusermount3", ok, found, consequence, remedy, needed=not is_root())
     return Check("fusermount3", True, program)
 
 

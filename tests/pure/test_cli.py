@@ -118,6 +118,23 @@ def test_a_mistake_is_one_line(
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize(
+    ("missing", "advice"),
+    [("fusermount3", "apt-get install fuse3"), ("/etc/mtab", "ln -s ../proc/self/mounts /etc/mtab")],
+)
+def test_what_an_ordinary_user_needs_to_mount(
+    run: Run, mountpoint: Path, monkeypatch: pytest.MonkeyPatch, missing: str, advice: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    monkeypatch.setattr(os.path, "exists", lambda path: path != missing)
+    monkeypatch.setattr("shutil.which", lambda name: None if name == missing else name)
+    code, _, err = run("mount", mountpoint, "--pool", "8M")
+    assert (code, err.count("\n")) == (6, 1)
+    assert err.startswith(f"kvfs: {missing} is not there")
+    assert advice in err
+
+
 def test_a_memory_node_that_is_not_there_is_an_error_of_who_named_it(
     run: Run, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,22 @@ def test_a_fusermount_that_is_not_setuid(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(shutil, "which", lambda _name: str(program))
     assert fuse.fusermount().ok is None
     program.chmod(0o4755)
+    monkeypatch.setattr(fuse, "_MTAB", program)
     assert fuse.fusermount().ok is True
+
+
+def test_a_fusermount_without_mtab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "fusermount3"
+    program.touch()
+    program.chmod(0o4755)
+    monkeypatch.setattr(shutil, "which", lambda _name: str(program))
+    monkeypatch.setattr(fuse, "_MTAB", tmp_path / "mtab")
+    for root, ok in ((True, None), (False, False)):
+        monkeypatch.setattr(fuse, "is_root", lambda root=root: root)
+        check = fuse.fusermount()
+        assert check.ok is ok
+        assert check.prevents_mounting is (not root)
+        assert "ln -s" in check.remedy
 
 
 @pytest.mark.parametrize(
