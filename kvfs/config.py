@@ -44,6 +44,15 @@ class Config:
     mount_options: tuple[str, ...]
     passthrough: Literal["auto", "off"]
     reserve_percent: float
+    ssd: str
+    """The directory of the SSD tier, absolute; "" without one."""
+    ssd_capacity_bytes: int
+    settle_seconds: float
+    """How long a sealed page waits before it is copied to the SSD: temporaries have their names by then."""
+    io_timeout_seconds: float
+    flush_timeout_seconds: float
+    """How long a clean unmount may copy pages to the SSD that it has not yet."""
+    discard_incompatible: bool
     keep: bool
     """Whether a clean unmount leaves the DRAM for the next mount."""
     log_level: Literal["debug", "info", "warning", "error"]
@@ -93,6 +102,7 @@ def load_config(
     held = _held_bytes(values["state_dir"] / mounts.escape_path(mountpoint) / "dram")
     pool = values["pool_bytes"]
     values["pool_bytes"] = _pool_bytes(pool, origins["pool_bytes"], memory or read_memory(), held)
+    values["ssd_capacity_bytes"] = _ssd_capacity(values, origins["ssd_capacity_bytes"])
     return Config(**values, origins=origins)
 
 
@@ -185,6 +195,24 @@ def _pool_bytes(pool: str | int | None, origin: str, memory: Memory, held: int) 
     if size < MINIMUM_POOL_BYTES:
         raise error(f"{place}: {format_size(size)} is too little: at least {format_size(MINIMUM_POOL_BYTES)}")
     return size
+
+
+def _ssd_capacity(values: Mapping[str, Any], origin: str) -> int:
+    """Bytes; a share is one of the filesystem on which the directory is or will be."""
+    capacity = values["ssd_capacity_bytes"]
+    if not values["ssd"]:
+        if origin == "flag":
+            raise UsageError("--ssd-capacity is for an SSD tier: give its directory with --ssd")
+        return 0
+    if not isinstance(capacity, str):
+        return int(capacity)
+    directory = Path(values["ssd"])
+    place = directory if directory.exists() else directory.parent
+    try:
+        room = os.statvfs(place)
+    except OSError as error:
+        raise UsageError(f"--ssd {directory}: {place}: {error.strerror}: is the disk mounted?") from None
+    return parse_size(capacity, room.f_blocks * room.f_frsize)
 
 
 def pool_warning(config: Config, memory: Memory) -> str | None:

@@ -11,6 +11,7 @@ import stat
 import sys
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pyfuse3
 import trio
@@ -18,6 +19,7 @@ import trio
 from kvfs import adoption, mounts
 from kvfs import config as configuration
 from kvfs.config import Config
+from kvfs.copies.direct import DirectCopier
 from kvfs.errors import EXIT_BUG, KvfsError
 from kvfs.fs import mounting
 from kvfs.fs.channel import KernelChannel, raise_descriptor_limit
@@ -30,7 +32,10 @@ from kvfs.page import OWNER, Owner
 from kvfs.pool import Pool
 from kvfs.sealing import ignore_lease_breaks
 from kvfs.state import StateDirectory
+from kvfs.storage.adoption import Adoption
+from kvfs.storage.storage import Storage
 from kvfs.tiers.dram import DramTier
+from kvfs.tiers.ssd import SsdPlace, SsdTier
 
 log = logging.getLogger("kvfs.daemon")
 
@@ -47,7 +52,9 @@ POLL_GROWTH_SECONDS = 0.005
 class Daemon:
     """One mount from start to end."""
 
-    def __init__(self, config: Config, state: StateDirectory, tier: DramTier) -> None:
+    def __init__(
+        self, config: Config, state: StateDirectory, tier: DramTier, ssd: SsdTier | None = None
+    ) -> None:
         self._config = config
         self._state = state
         self._tier = tier
@@ -59,8 +66,24 @@ class Daemon:
             reserve_percent=config.reserve_percent,
             idle_limit=min(MAX_IDLE_PAGES, max(64, descriptors // 4)),
         )
+        if ssd is not None:
+            copier = DirectCopier()
+            Storage(
+                self._pool,
+                ssd,
+                write=partial(copier.write, idle=True),
+                read=copier.read,
+                settle_seconds=config.settle_seconds,
+                io_timeout=config.io_timeout_seconds,
+            )
         adoption.adopt(self._pool)
         self._device = ""
+        self._is_flushed = False
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether the SSD has all that it is to have, and the mount ended in order."""
+        return self._is_flushed
 
     def run(self, ready: int | None) -> None:
         """Serves until the mount is gone. ``ready`` is a descriptor to tell when it answers."""
@@ -72,7 +95,7 @@ class Daemon:
                 connection,
                 self._tier.root_fd,
                 passthrough_off=_passthrough_off(config),
-                statfs=self._tier.is_private,
+                statfs=self._tier.is_private and self._pool.storage is None,
             )
             self._device = mounting.find_device(config.mountpoint)
             self._serve(channel, ready)
@@ -127,10 +150,24 @@ class Daemon:
             nursery.start_soon(self._watch_end, channel)
             nursery.start_soon(self._start, status, ready)
             await pyfuse3.main(max_tasks=MAX_TASKS)
+            await self._flush()
             nursery.cancel_scope.cancel()
+
+    async def _flush(self) -> None:
+        """At a clean end the SSD gets what it has not yet."""
+        storage = self._pool.storage
+        if storage is None:
+            return
+        with trio.move_on_after(self._config.flush_timeout_seconds):
+            await storage.demotions.finish()
+            self._is_flushed = True
+            return
+        log.warning("%d pages are not on the SSD: unmounting took too long", storage.demotions.unstored)
 
     async def _start(self, status: Status, ready: int | None) -> None:
         """Brings the pool to its size, then tells that the mount answers, once it does."""
+        if self._pool.storage is not None:
+            await Adoption(self._pool.storage).run()
         if self._tier.oversized:
             await self._pool.evictor.shrink()
         await trio.to_thread.run_sync(os.statvfs, self._config.mountpoint)
@@ -203,12 +240,20 @@ def run(config: Config, state: StateDirectory, ready: int | None = None) -> None
     state.write_config(config)
     keep = False
     tier: DramTier | None = None
+    ssd: SsdTier | None = None
     try:
         tier = DramTier.attach(state.dram, config.pool_bytes, config.hugepages, config.numa)
         keep = not created or bool(tier.list(b""))
-        Daemon(config, state, tier).run(ready)
+        if config.ssd:
+            ssd = SsdTier.attach(_ssd_place(config, state))
+        daemon = Daemon(config, state, tier, ssd)
+        daemon.run(ready)
         keep = config.keep
+        if ssd is not None and daemon.is_flushed:
+            ssd.close_cleanly()
     finally:
+        if ssd is not None:
+            ssd.close()
         keep = state.take_keep() or keep
         if tier is not None:
             tier.close(keep=keep)
@@ -217,6 +262,16 @@ def run(config: Config, state: StateDirectory, ready: int | None = None) -> None
         else:
             state.remove()
     log.info("unmounted %s%s", config.mountpoint, ", DRAM kept" if keep else "")
+
+
+def _ssd_place(config: Config, state: StateDirectory) -> SsdPlace:
+    return SsdPlace(
+        Path(config.ssd),
+        config.ssd_capacity_bytes,
+        config.mountpoint,
+        state.dram,
+        discard_incompatible=config.discard_incompatible,
+    )
 
 
 def _protect_from_oom() -> None:

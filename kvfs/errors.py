@@ -10,8 +10,23 @@ with ``EXIT_BUG``; the filesystem face logs it and answers EIO.
 from __future__ import annotations
 
 import errno as numbers
+import os
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
+
+_TOLD_IN_WORDS = (
+    numbers.EIO,
+    numbers.ENOSPC,
+    numbers.EDQUOT,
+    numbers.EROFS,
+    numbers.EFBIG,
+    numbers.ENODEV,
+    numbers.ENXIO,
+    numbers.ETIMEDOUT,
+    numbers.EMFILE,
+    numbers.ENFILE,
+    numbers.ENOMEM,
+)
 
 EXIT_OK = 0
 EXIT_BUG = 70
@@ -177,7 +192,7 @@ class CorruptPage(KvfsError):
 class DamagedPage(CorruptPage):
     """The file of a page is not as it was stored; ``reason`` is one word, for counters and quarantine."""
 
-    def __init__(self, message: str, reason: str) -> None:
+    def __init__(self, message: str, reason: str = "bytes") -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -234,6 +249,19 @@ def means_in_the_way(error: OSError) -> bool:
 def means_unsupported(error: OSError) -> bool:
     """Whether a filesystem cannot do what it was asked: to write past its cache, say."""
     return error.errno in (numbers.EINVAL, numbers.EOPNOTSUPP)
+
+
+def means_forbidden(error: OSError) -> bool:
+    """Whether the kernel lacks a call, or this host forbids it: io_uring in a container, say."""
+    return error.errno in (numbers.ENOSYS, numbers.EPERM, numbers.EACCES)
+
+
+def told_in_words(message: str) -> OSError | None:
+    """The failure of a disk or of this host that a library tells in words only; None where it is another."""
+    for number in _TOLD_IN_WORDS:
+        if os.strerror(number) in message:
+            return OSError(number, os.strerror(number))
+    return None
 
 
 class ExitCode(NamedTuple):

@@ -35,6 +35,7 @@ from kvfs.room import Evictor
 from kvfs.sealing import Sealer
 from kvfs.storage import described
 from kvfs.storage.history import NoHistory
+from kvfs.tiers.base import Room
 from kvfs.tiers.dram import DramTier
 
 if TYPE_CHECKING:
@@ -89,6 +90,15 @@ class Pool:
         for entry in self.index.entries():
             if entry.holding is not None:
                 holdings.close(entry, self.face)
+        if self.storage is not None:
+            self.storage.demotions.close()
+
+    def room(self) -> Room:
+        """What df shows: with an SSD, its capacity; a page that is in both tiers counts once."""
+        dram = self.tier.room()
+        if self.storage is None:
+            return dram
+        return self.storage.room(dram)
 
     # What exists
 

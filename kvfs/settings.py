@@ -103,6 +103,24 @@ def _parse_path(value: object) -> Path:
     return Path(os.path.abspath(text))
 
 
+def _parse_optional_path(value: object) -> str:
+    text = _parse_text(value)
+    return os.path.abspath(text) if text else ""
+
+
+def _parse_seconds(value: object) -> float:
+    """Seconds of "30", 30, "500ms", "1.5s", "2m", "1h"."""
+    number, unit = value, "s"
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s|m|h|d|)\s*", value)
+        if match is None:
+            raise UsageError(f"{value!r} is not a time: write seconds, or 500ms, 30s, 5m, 1h")
+        number, unit = match[1], match[2] or "s"
+    if isinstance(number, bool) or not isinstance(number, str | int | float) or float(number) < 0:
+        raise UsageError(f"{value!r} is not a time: write seconds, or 500ms, 30s, 5m, 1h")
+    return float(number) * {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[unit]
+
+
 def _parse_flag(value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -207,5 +225,11 @@ SETTINGS = (
     Setting("passthrough", ("passthrough",), _choice("auto", "off"), lambda _: "auto"),
     Setting("reserve_percent", ("reserve_percent",), _parse_percent, lambda _: 5.0),
     Setting("keep", ("keep",), _parse_flag, lambda _: False),
+    Setting("ssd", ("ssd",), _parse_optional_path, lambda _: ""),
+    Setting("ssd_capacity", ("ssd_capacity_bytes",), _parse_pool, lambda _: "90%"),
+    Setting("settle", ("settle_seconds",), _parse_seconds, lambda _: 1.0),
+    Setting("io_timeout", ("io_timeout_seconds",), _parse_seconds, lambda _: 30.0),
+    Setting("flush_timeout", ("flush_timeout_seconds",), _parse_seconds, lambda _: 60.0),
+    Setting("discard_incompatible", ("discard_incompatible",), _parse_flag, lambda _: False),
     Setting("log_level", ("log_level",), _choice("debug", "info", "warning", "error"), lambda _: "info"),
 )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pyfuse3
 
 from kvfs.errors import AttributeMissing, NotSupported
-from kvfs.index import DRAFT, SEALED, UNCHECKED, Entry
+from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Entry
 from kvfs.page import DIGEST, USER
+from kvfs.tiers.base import AttributeNames
 
 if TYPE_CHECKING:
     from kvfs.pool import Pool
@@ -70,18 +71,19 @@ def without_privileges(mode: int) -> int:
 
 
 class ExtendedAttributes:
-    """user.* attributes of entries: users' own, and user.kvfs.* of pages."""
+    """user.* attributes of entries: users' own, and user.kvfs.* of pages. Those of a page that is only on the
+    SSD are there: who asks for them waits for the disk."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def get(self, entry: Entry, name: str) -> bytes:
+    async def get(self, entry: Entry, name: str) -> bytes:
         if name.startswith(OWN):
-            return self._own(entry, name.removeprefix(OWN))
+            return await self._own(entry, name.removeprefix(OWN))
         self._require_user(name)
-        return self._pool.tier.get_attribute(self._target(entry), name)
+        return await self._read(entry, name)
 
-    def set(self, entry: Entry, name: str, value: bytes) -> None:
+    async def set(self, entry: Entry, name: str, value: bytes) -> None:
         if name.startswith(OWN):
             self._require_read_only(name)
             return
@@ -89,49 +91,66 @@ class ExtendedAttributes:
         self._require_file_or_directory(entry)
         if len(value) > LARGEST_VALUE:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
-        target = self._target(entry)
-        if len(value) + self._stored_bytes(target, name) > LARGEST_VALUE:
+        if len(value) + await self._stored_bytes(entry, name) > LARGEST_VALUE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._pool.tier.set_attribute(target, name, value)
-        self._pool.idle.changed(entry)
+        if entry.state != STORED:
+            self._pool.tier.set_attribute(self._target(entry), name, value)
+            self._pool.idle.changed(entry)
+        if entry.stored is not None or (entry.is_directory and entry.parent is not None):
+            self._pool.history.set_attribute(entry.path(), name, value)
 
-    def _stored_bytes(self, target: bytes | int, but: str) -> int:
+    async def _stored_bytes(self, entry: Entry, but: str) -> int:
         """What the users' own attributes of a file occupy: the kernel does not count them in the pool."""
-        tier = self._pool.tier
-        others = [name for name in tier.list_attributes(target) if name.startswith(USER) and name != but]
-        return sum(len(name) + len(tier.get_attribute(target, name)) for name in others)
+        others = [name for name in await self._names(entry) if name.startswith(USER) and name != but]
+        return sum([len(name) + len(await self._read(entry, name)) for name in others])
 
-    def remove(self, entry: Entry, name: str) -> None:
+    async def remove(self, entry: Entry, name: str) -> None:
         if name.startswith(OWN):
             self._require_read_only(name)
             return
         self._require_user(name)
-        self._pool.tier.remove_attribute(self._target(entry), name)
-        self._pool.idle.changed(entry)
+        if entry.state == STORED:
+            await self._read(entry, name)  # or it is missing
+        else:
+            self._pool.tier.remove_attribute(self._target(entry), name)
+            self._pool.idle.changed(entry)
+        if entry.stored is not None or (entry.is_directory and entry.parent is not None):
+            self._pool.history.remove_attribute(entry.path(), name)
 
-    def list(self, entry: Entry) -> list[str]:
-        names = [
-            name for name in self._pool.tier.list_attributes(self._target(entry)) if name.startswith(USER)
-        ]
+    async def list(self, entry: Entry) -> AttributeNames:
+        names = [name for name in await self._names(entry) if name.startswith(USER)]
         if entry.is_file:
             names += [
-                OWN + name for name in READ_ONLY if name != "digest" or entry.state in (SEALED, UNCHECKED)
+                OWN + name
+                for name in READ_ONLY
+                if name != "digest" or entry.state in (SEALED, UNCHECKED, STORED)
             ]
         return names
 
-    def _own(self, entry: Entry, name: str) -> bytes:
+    async def _own(self, entry: Entry, name: str) -> bytes:
         if not entry.is_file or name not in READ_ONLY:
             raise AttributeMissing(name)
+        is_page = entry.state in (SEALED, UNCHECKED, STORED)
         if name == "tier":
-            return self._pool.tier.name.encode()
+            return b"ssd" if entry.state == STORED else self._pool.tier.name.encode()
         if name == "hits":
             self._pool.collect_touches()
             return b"%d" % entry.hits
         if name == "sealed":
-            return b"%d" % (entry.state in (SEALED, UNCHECKED))
-        if entry.state not in (SEALED, UNCHECKED):
+            return b"%d" % is_page
+        if not is_page:
             raise AttributeMissing(name)
-        return self._pool.tier.get_attribute(self._target(entry), DIGEST)
+        return await self._read(entry, DIGEST)
+
+    async def _read(self, entry: Entry, name: str) -> bytes:
+        if entry.state == STORED and self._pool.storage is not None:
+            return await self._pool.storage.read_attribute(entry, name)
+        return self._pool.tier.get_attribute(self._target(entry), name)
+
+    async def _names(self, entry: Entry) -> AttributeNames:
+        if entry.state == STORED and self._pool.storage is not None:
+            return await self._pool.storage.list_attributes(entry)
+        return self._pool.tier.list_attributes(self._target(entry))
 
     def _target(self, entry: Entry) -> bytes | int:
         return entry.path() if entry.holding is None else entry.holding.read_fd

@@ -147,22 +147,22 @@ class Operations(pyfuse3.Operations):
     async def getxattr(self, inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         if self._control.is_control(inode):
             raise AttributeMissing(os.fsdecode(name))
-        return self._attributes.get(self._entry(inode), os.fsdecode(name))
+        return await self._attributes.get(self._entry(inode), os.fsdecode(name))
 
     async def setxattr(self, inode: InodeT, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
         if self._control.is_control(inode):
             raise FUSEError(errno.EPERM)
-        self._attributes.set(self._entry(inode), os.fsdecode(name), value)
+        await self._attributes.set(self._entry(inode), os.fsdecode(name), value)
 
     async def removexattr(self, inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         if self._control.is_control(inode):
             raise FUSEError(errno.EPERM)
-        self._attributes.remove(self._entry(inode), os.fsdecode(name))
+        await self._attributes.remove(self._entry(inode), os.fsdecode(name))
 
     async def listxattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> list[bytes]:
         if self._control.is_control(inode):
             return []
-        return [os.fsencode(name) for name in self._attributes.list(self._entry(inode))]
+        return [os.fsencode(name) for name in await self._attributes.list(self._entry(inode))]
 
     # New names
 
@@ -321,7 +321,7 @@ class Operations(pyfuse3.Operations):
         """DRAM has nothing that could be more durable."""
 
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        room = self._pool.tier.room()
+        room = self._pool.room()
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = room.block_size
         data.f_blocks = room.total_bytes // room.block_size

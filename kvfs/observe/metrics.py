@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -20,20 +20,21 @@ class _StatusCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         status = self._status.read()
-        dram = status["tiers"]["dram"]
-        for name, documentation, value in (
-            ("capacity_bytes", "Bytes that the tier can hold.", dram["capacity_bytes"]),
-            (
-                "used_bytes",
-                "Bytes in use, those of unlinked but mapped pages included.",
-                dram["used_bytes"],
-            ),
-            ("reserve_bytes", "Bytes kept free for writers.", dram["reserve_bytes"]),
-            ("pages", "Sealed pages.", dram["pages"]),
+        for name, key, documentation in (
+            ("capacity_bytes", "capacity_bytes", "Bytes that the tier can hold."),
+            ("used_bytes", "used_bytes", "Bytes in use, those of unlinked but mapped pages included."),
+            ("reserve_bytes", "reserve_bytes", "Bytes kept free for writers."),
+            ("pages", "pages", "Pages in DRAM; on the SSD those that are only there."),
+            ("unstored_bytes", "unstored_bytes", "Bytes of pages that are not on the tier yet."),
+            ("quarantined_files", "quarantined", "Damaged files that were set aside."),
         ):
-            tier = GaugeMetricFamily(f"kvfs_tier_{name}", documentation, labels=["tier"])
-            tier.add_metric(["dram"], value)
-            yield tier
+            yield _by_tier(GaugeMetricFamily, name, key, documentation, status["tiers"])
+        for name, key, documentation in (
+            ("written_bytes", "written_bytes", "Bytes of pages copied to the tier."),
+            ("read_bytes", "read_bytes", "Bytes of pages brought up from the tier."),
+            ("evicted_bytes", "evicted_bytes", "Bytes of pages evicted from the tier."),
+        ):
+            yield _by_tier(CounterMetricFamily, name, key, documentation, status["tiers"])
         for name, documentation, value in (
             ("drafts", "Files being written.", status["drafts"]),
             ("unsealed", "Drafts without a writer that wait for their digest.", status["unsealed"]),
@@ -62,6 +63,20 @@ class _StatusCollector(Collector):
         requests.add_metric(["channel"], status["requests"]["answered"])
         requests.add_metric(["python"], status["requests"]["forwarded"])
         yield requests
+
+
+def _by_tier(
+    family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    key: str,
+    documentation: str,
+    tiers: dict[str, dict[str, Any]],
+) -> Metric:
+    metric = family(f"kvfs_tier_{name}", documentation, labels=["tier"])
+    for tier, values in tiers.items():
+        if key in values:
+            metric.add_metric([tier], values[key])
+    return metric
 
 
 class Metrics:

@@ -59,7 +59,8 @@ class Status:
                     "pages": pool.pages,
                     "options": list(pool.tier.options),
                     "missing": dict(pool.tier.missing),
-                }
+                },
+                **({} if pool.storage is None else {"ssd": pool.storage.statistics()}),
             },
             "drafts": len(pool.writing),
             "unsealed": pool.unsealed,
@@ -85,6 +86,8 @@ class Status:
         if not self._pool.tier.hugepages_active:
             lines.append(f"hugepages are off: {self._pool.tier.hugepages_reason}")
         lines += [f"{option} is missing: {reason}" for option, reason in self._pool.tier.missing.items()]
+        if self._pool.storage is not None:
+            lines += self._pool.storage.degraded()
         if self._pool.evictor.stuck:
             lines.append("the reserve cannot be kept: every page left is in use")
         return lines
@@ -116,6 +119,7 @@ class Status:
                 f"{format_size(used)} of {format_size(capacity)} used ({used / max(capacity, 1):.0%}), "
                 f"{pages}; {format_size(dram['reserve_bytes'])} kept free for writers",
             ),
+            *_ssd_lines(status["tiers"].get("ssd")),
             ("drafts", f"{status['drafts']} being written, {status['unsealed']} waiting for their digest"),
             ("hits", f"{status['hits']['dram']}"),
             ("misses", _counts(status["misses"]) if misses else "0"),
@@ -133,9 +137,30 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Path) else value
 
 
+def _ssd_lines(ssd: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if ssd is None:
+        return []
+    used, capacity = ssd["used_bytes"], ssd["capacity_bytes"]
+    day = ssd["written_bytes"] / max(ssd["uptime_seconds"], 1.0) * 86400
+    return [
+        (
+            "SSD",
+            f"{format_size(used)} of {format_size(capacity)} used ({used / max(capacity, 1):.0%}), "
+            f"{format_count(ssd['pages'], 'page')} only there; "
+            f"{format_size(ssd['unstored_bytes'])} not there yet",
+        ),
+        (
+            "SSD traffic",
+            f"{format_size(ssd['written_bytes'])} written ({format_size(int(day))} a day), "
+            f"{format_size(ssd['read_bytes'])} read by {ssd['read_path']}; "
+            f"{ssd['evictions']} evictions, {format_size(ssd['evicted_bytes'])}",
+        ),
+    ]
+
+
 def _setting(name: str, entry: dict[str, Any]) -> tuple[str, str]:
     value = entry["value"]
-    if name == "pool_bytes":
+    if name in ("pool_bytes", "ssd_capacity_bytes"):
         value = format_size(value)
     elif name == "mode":
         value = f"{value:04o}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
 from kvfs.counters import LimitedLog
-from kvfs.errors import TierFull, TierUncounted
+from kvfs.errors import TierFull, TierUncounted, TimedOut
 from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import OWNER, Digest
 from kvfs.policy import LeastRecentlyUsed
@@ -18,6 +19,7 @@ from kvfs.storage.demotion import Demotions
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.history import History
 from kvfs.storage.promotion import Promotions
+from kvfs.tiers.base import Room
 from kvfs.tiers.ssd_accounts import Reservation
 from kvfs.tiers.ssd_health import Health
 
@@ -30,6 +32,10 @@ log = logging.getLogger("kvfs.storage")
 LEAST_EVICTED = 16 << 20
 """Bytes: making a little more room than is asked for saves asking the disk for each page."""
 
+QUESTIONS = 4
+"""Threads that ask for attributes: a disk that hangs takes no more than these."""
+
+Answer = TypeVar("Answer")
 Copy = Callable[[int, int, int], Digest]
 """``copy(source_fd, target_fd, size)``: so many bytes from offset 0, and the digest of what was read."""
 
@@ -44,6 +50,7 @@ class Storage:
         *,
         write: Copy,
         read: Copy,
+        read_path: str = "direct",
         settle_seconds: float = 1.0,
         io_timeout: float = 30.0,
     ) -> None:
@@ -51,6 +58,10 @@ class Storage:
         self.tier = tier
         self.write = write
         self.read = read
+        self.read_path = read_path
+        self._started = time.monotonic()
+        self._io_timeout = io_timeout
+        self._questions = trio.CapacityLimiter(QUESTIONS)
         self.health = Health("SSD tier")
         self.history = History(tier, self._give_up)
         self.demotions = Demotions(self, settle_seconds)
@@ -122,6 +133,23 @@ class Storage:
             self.history.unlink(parent.child_path(name))
         entry.stored = None
 
+    async def read_attribute(self, entry: Entry, name: str) -> bytes:
+        """An attribute of a page that is only here. Raises AttributeMissing, TimedOut."""
+        return await self._ask(lambda path: self.tier.get_attribute(path, name), entry)
+
+    async def list_attributes(self, entry: Entry) -> list[str]:
+        """The names of the attributes of a page that is only here. Raises TimedOut."""
+        return await self._ask(self.tier.list_attributes, entry)
+
+    async def _ask(self, question: Callable[[bytes], Answer], entry: Entry) -> Answer:
+        """Asks the disk about a page, once it has followed the mount."""
+        with trio.move_on_after(self._io_timeout):
+            await self.history.settled()
+            return await trio.to_thread.run_sync(
+                question, entry.path(), limiter=self._questions, abandon_on_cancel=True
+            )
+        raise TimedOut(f"the SSD did not answer within {self._io_timeout:g} s")
+
     # Room on the SSD
 
     async def reserve(self, size: int) -> Reservation:
@@ -155,6 +183,55 @@ class Storage:
                     count += 1
                     self.forget_copy(entry)
             await self.history.settled()
+
+    def room(self, dram: Room) -> Room:
+        """The room of both tiers. What is in DRAM alone will need as much on the SSD."""
+        ssd, block = self.tier.room(), dram.block_size
+        used = min(ssd.total_bytes, ssd.used_bytes + self.demotions.unstored_bytes)
+        return Room(
+            total_bytes=ssd.total_bytes // block * block,
+            free_bytes=(ssd.total_bytes - used) // block * block,
+            total_inodes=dram.total_inodes,
+            free_inodes=dram.free_inodes,
+            block_size=block,
+        )
+
+    def statistics(self) -> dict[str, Any]:
+        """For status: sizes in bytes, counts since the mount."""
+        tier = self.tier.statistics()
+        return {
+            "capacity_bytes": tier.capacity_bytes,
+            "used_bytes": tier.used_bytes,
+            "pages": len(self.order),
+            "unstored": self.demotions.unstored,
+            "unstored_bytes": self.demotions.unstored_bytes,
+            "waiting_changes": len(self.history),
+            "written": self.demotions.written,
+            "written_bytes": self.demotions.written_bytes,
+            "read": self.promotions.read,
+            "read_bytes": self.promotions.read_bytes,
+            "read_path": self.read_path,
+            "evictions": self.evictions,
+            "evicted_bytes": self.evicted_bytes,
+            "not_written": dict(self.demotions.failures),
+            "damaged": tier.damaged,
+            "quarantined": tier.quarantined,
+            "quarantine_bytes": tier.quarantine_bytes,
+            "directory": str(self.tier.directory),
+            "direct": tier.direct,
+            "uptime_seconds": round(time.monotonic() - self._started, 3),
+        }
+
+    def degraded(self) -> list[str]:
+        """What is off, each with its reason."""
+        lines = []
+        if self.history.is_lost:
+            lines.append("the SSD tier was given up: it is used again after the next mount")
+        elif self.history.failure:
+            lines.append(f"the SSD tier does not follow: {self.history.failure}")
+        if not self.tier.direct:
+            lines.append(f"SSD pages go through the page cache: {self.tier.direct_reason}")
+        return lines
 
     def _give_up(self, reason: str) -> None:
         """The SSD can never catch up: what is only there is lost, and it is not used until the next mount."""

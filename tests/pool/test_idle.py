@@ -72,9 +72,9 @@ async def test_a_page_without_a_descriptor_is_described_as_it_is(pool: Pool, fac
     pool.set_owner(entry, files.OWNER.__class__(files.OWNER.mode, 5, 6))
     assert is_right()
     attributes = ExtendedAttributes(pool)
-    attributes.set(entry, "user.name", b"value")
+    await attributes.set(entry, "user.name", b"value")
     assert is_right()
-    attributes.remove(entry, "user.name")
+    await attributes.remove(entry, "user.name")
     assert is_right()
     root = pool.index.root
     assert pool.names.rename(root, b"page", root, b"renamed", 0) == -1
