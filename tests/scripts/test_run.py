@@ -41,7 +41,8 @@ class Checkout:
         """What the two steps of apt-get do, in shell."""
         write_script(
             self.programs / "apt-get",
-            f'#!/bin/sh\ncase "$*" in\n*assume-no*) {PLAN} ;;\n*download-only*) {download} ;;\n'
+            f'#!/bin/sh\ncase "$*" in\n*assume-no*) {PLAN} ;;\n*update) touch {self.base}/updated ;;\n'
+            f"*download-only*) {download} ;;\n"
             f"*) {install} ;;\nesac\n",
         )
 
@@ -76,6 +77,13 @@ def test_apt_is_quiet_when_all_is_well(checkout: Checkout) -> None:
     assert "Setting up" not in ended.stdout
     assert "ruff check .\n" in ended.stdout
     assert checkout.temporaries() == []
+
+
+def test_old_package_lists_are_read_anew(checkout: Checkout) -> None:
+    checkout.apt(f"test -e {checkout.base}/updated", "true")
+    ended = checkout.lint()
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "reading the package lists" in ended.stdout
 
 
 @pytest.mark.parametrize(
