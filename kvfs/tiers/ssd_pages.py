@@ -152,9 +152,9 @@ class SsdPages(SsdTree):
     def publish_page(self, written: WrittenPage, names: Sequence[Name]) -> int:
         """Gives a written page its names, over what has them, and returns the bytes that it occupies.
 
-        Raises TierFull, NotStorable (a name or the attributes cannot be on the SSD) and NoSuchPage where it
-        was abandoned: the page is abandoned then, but for names that it has already. After an OSError the
-        disk failed, and it can be tried again.
+        Raises TierFull, NotStorable (a name or the attributes cannot be on the SSD), and NoSuchPage where it
+        was abandoned or deleted by hand: it is abandoned then, but for names that it has already. After an
+        OSError the disk failed, and it can be tried again.
         """
         if written.fd < 0:
             raise NoSuchPage("the page was abandoned")
@@ -180,9 +180,11 @@ class SsdPages(SsdTree):
 
     @contextlib.contextmanager
     def _typed_errors(self, size: int) -> Iterator[None]:
-        """Tells a full filesystem, and a name that it cannot have, from a disk that fails."""
+        """Tells what only this page has trouble with from a disk that fails."""
         try:
             yield
+        except FileNotFoundError as error:
+            raise NoSuchPage("somebody removed a page from the SSD while it was stored") from error
         except OSError as error:
             if means_no_room(error):
                 raise self._full(size) from error

@@ -138,7 +138,12 @@ class SsdTree(Tier):
 
     def _bind(self, fd: int, add: tuple[int, ...] = (), drop: tuple[int, ...] = ()) -> None:
         before = os.fstat(fd)
-        self.records.bind(fd, add, tuple(one for one in drop if one not in add))
+        try:
+            self.records.bind(fd, add, tuple(one for one in drop if one not in add))
+        except OSError as error:
+            if means_too_large(error):
+                raise NotStorable("a file on the SSD has too many names for another one") from error
+            raise
         self._account(before, os.fstat(fd))
 
     def _binding(self, directory: Directory, name: bytes) -> int:
@@ -185,10 +190,18 @@ class SsdTree(Tier):
         """A directory of the tier's own beside the tree, made where it is missing."""
         with self.lock:
             try:
-                return self._directories.get(name)
+                return self._living(name)
             except FileNotFoundError:
                 os.mkdir(name, 0o700 | MARK, dir_fd=self.root_fd)
                 return self._directories.get(name)
+
+    def _living(self, path: bytes) -> Directory:
+        """A directory that is there now: one that we had open may have been removed behind our back."""
+        directory = self._directories.get(path)
+        if not os.fstat(directory.fd).st_nlink:
+            self._directories.forget(path)
+            directory = self._directories.get(path)
+        return directory
 
     def rmdir(self, path: bytes) -> None:
         with self.lock:
@@ -206,7 +219,7 @@ class SsdTree(Tier):
         with self.lock:
             for depth, prefix in enumerate(prefixes(path)):
                 try:
-                    directory = self._directories.get(prefix)
+                    directory = self._living(prefix)
                 except FileNotFoundError:
                     self.make_directory(prefix, parents[depth] if depth < len(parents) else {})
                     continue
