@@ -204,8 +204,9 @@ class Naming:
                 history.unlink(new)
 
     def _keep_for_the_kernel(self, entry: Entry) -> None:
-        """Another file is about to take the name: who has just looked it up opens this one all the same."""
+        """Another file is about to take the name: who has just looked it up opens this one all the same. Of a
+        page that is only on the SSD there is nothing to keep: they look the name up again."""
         pool = self._pool
-        if entry.is_file and pool.lookups(entry) and not entry.links:
+        if entry.is_file and not _is_stored(entry) and pool.lookups(entry) and not entry.links:
             with suppress(NoSuchPage):
                 pool.hold(entry).until_forgotten = True

@@ -31,8 +31,13 @@ CAPACITY = 256 << 20
 
 
 @pytest.fixture
-def ssd(open_files: None, tmp_path: Path) -> Iterator[SsdTier]:  # noqa: F811
-    attached = attach(tmp_path / "ssd", CAPACITY)
+def ssd(
+    open_files: None,  # noqa: F811
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> Iterator[SsdTier]:
+    """Of 256 MiB, or of what the test gives as an indirect parameter."""
+    attached = attach(tmp_path / "ssd", getattr(request, "param", CAPACITY))
     yield attached
     attached.close()
 
