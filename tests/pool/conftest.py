@@ -21,6 +21,7 @@ from kvfs.tiers.dram import DramTier
 from tests.pool.checks import check_pool
 from tests.pool.faces import KernelFace
 from tests.pool.files import MIB
+from tests.pool.readers import HandleOfThePool, Mapping, NativeHandle, Reader
 
 ROOT_OWNER = Owner(stat.S_IFDIR | 0o770, 1000, 1000)
 TEST_SECONDS = 30
@@ -129,3 +130,9 @@ def short_retry(monkeypatch: pytest.MonkeyPatch) -> None:
 def open_descriptors(pool: Pool) -> Callable[[], int]:
     """How many descriptors are open; the directories of the tier are open already."""
     return lambda: len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(params=[HandleOfThePool, NativeHandle, Mapping])
+def kind_of_reader(request: pytest.FixtureRequest) -> type[Reader]:
+    kind: type[Reader] = request.param
+    return kind
