@@ -7,10 +7,14 @@ it has. Bytes that are being written are reserved before the first of them is. N
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from kvfs.errors import TierFull, TierUncounted
 from kvfs.sizes import format_size
 from kvfs.tiers.base import Room
+
+LARGEST_SLACK: Final = 1 << 20
+SLACK_PART: Final = 64
 
 
 class Reservation:
@@ -36,6 +40,8 @@ class Accounts:
         self._lock = threading.Lock()
         self._used = 0
         self._reserved = 0
+        self.slack_bytes = min(LARGEST_SLACK, capacity_bytes // SLACK_PART)
+        """Pages leave so much to directories and attributes, which grow by a block now and then."""
         self._is_counted = False
         self._seen: set[int] | None = None
         self._total = 0
@@ -88,7 +94,7 @@ class Accounts:
     def reserve(self, size: int) -> Reservation:
         """Raises TierFull, or TierUncounted where only counting can tell whether there is room."""
         with self._lock:
-            missing = size - self._free()
+            missing = size + self.slack_bytes - self._free()
             # A filesystem that makes inodes as it needs them says that it has none at all.
             missing_inodes = 1 - self.filesystem.free_inodes if self.filesystem.total_inodes else 0
             if missing > 0 or missing_inodes > 0:
@@ -101,6 +107,14 @@ class Accounts:
                 )
             self._reserved += size
         return Reservation(self, size)
+
+    def require(self, size: int) -> None:
+        """Raises TierFull where directories and attributes cannot grow by so much."""
+        with self._lock:
+            if self._is_counted and self._free() < size:
+                raise TierFull(
+                    "the SSD tier is full to the last block", size + self.slack_bytes - self._free()
+                )
 
     def _release(self, reservation: Reservation) -> None:
         with self._lock:

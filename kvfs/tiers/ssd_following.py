@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from kvfs.errors import AttributeMissing, NotStorable, means_in_the_way
+from kvfs.errors import AttributeMissing, KvfsError, NotStorable, means_in_the_way
 from kvfs.syscalls import RENAME_EXCHANGE
 from kvfs.tiers.ssd_directory import is_ours
 from kvfs.tiers.ssd_names import is_reserved
@@ -138,9 +138,9 @@ def rename(
         try:
             tier.enter(new.rpartition(b"/")[0], parents)
             tier.rename(old, new)
-        except (OSError, NotStorable) as error:
+        except (OSError, KvfsError) as error:
             # Under its old name it would come back after a restart.
-            if isinstance(error, NotStorable) or means_in_the_way(error):
+            if isinstance(error, KvfsError) or means_in_the_way(error):
                 _remove(tier, old)
             raise
     return True

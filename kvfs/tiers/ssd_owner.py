@@ -85,7 +85,7 @@ class Ownership:
         """
         ownership = cls(directory, root_fd)
         try:
-            fd = syscalls.openat2(root_fd, OWNER_FILE, os.O_RDWR | os.O_NOFOLLOW)
+            fd = syscalls.openat2(root_fd, OWNER_FILE, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
         try:
@@ -105,19 +105,23 @@ class Ownership:
         temporary = OWNER_FILE + b".%d" % os.getpid()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=root_fd)
-        fd = syscalls.openat2(root_fd, temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        writing = syscalls.openat2(root_fd, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            ownership._lock(fd)
-            os.pwrite(fd, _encode(record), 0)
-            os.fsync(fd)
+            with open(writing, "wb") as file:
+                file.write(_encode(record))
+                file.flush()
+                os.fsync(writing)
+            fd = syscalls.openat2(root_fd, temporary, os.O_RDONLY)
             try:
+                ownership._lock(fd)
                 os.link(temporary, OWNER_FILE, src_dir_fd=root_fd, dst_dir_fd=root_fd)
+                os.fsync(root_fd)
             except FileExistsError:
+                os.close(fd)
                 raise ownership._in_use() from None
-            os.fsync(root_fd)
-        except BaseException:
-            os.close(fd)
-            raise
+            except BaseException:
+                os.close(fd)
+                raise
         finally:
             os.unlink(temporary, dir_fd=root_fd)
         ownership._keep(fd)
@@ -170,9 +174,14 @@ class Ownership:
 
     def write(self, record: OwnerRecord) -> None:
         """Says something new, on the disk when this returns."""
-        os.pwrite(self._fd, _encode(record), 0)
-        os.ftruncate(self._fd, _SIZE)
-        os.fsync(self._fd)
+        # Opened for this alone, so that the filesystem can be remounted read-only meanwhile.
+        fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, _encode(record), 0)
+            os.ftruncate(fd, _SIZE)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
         self.layout, self.record, self.prefix = record.layout, record, record.prefix
 
     def release(self) -> None:

@@ -169,6 +169,7 @@ class SsdTree(Tier):
             with contextlib.suppress(FileNotFoundError):
                 os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
                 raise FileExistsError(path)
+            self.accounts.require(2 * self.accounts.filesystem.block_size)
             record = Record(identity=_new_identity())
             record.names = (binding(self._identity(path.rpartition(b"/")[0]), name),)
             place, temporary = self.beside(TEMPORARY), b"%d" % next(self._serial)
@@ -371,7 +372,10 @@ class SsdTree(Tier):
 
     def set_attribute(self, path_or_fd: bytes | int, name: str, value: bytes) -> None:
         with self.lock, self._rewriting(path_or_fd) as target:
-            self._set(target, name, value)
+            if name in TEXTS:
+                self.records.set(target, name, value)
+            else:
+                self._set(target, name, value)
 
     def remove_attribute(self, path_or_fd: bytes | int, name: str) -> None:
         with self.lock, self._rewriting(path_or_fd) as target:
@@ -388,7 +392,9 @@ class SsdTree(Tier):
             self._account(before, os.stat(target, follow_symlinks=isinstance(target, int)))
 
     def _set(self, target: Target, name: str, value: bytes) -> None:
-        """Raises NotStorable where the filesystem can never hold the attribute, OSError where it is full."""
+        """Raises NotStorable where the filesystem can never hold the attribute, TierFull or OSError where
+        it is full."""
+        self.accounts.require(self.accounts.filesystem.block_size)
         try:
             self.records.set(target, name, value)
         except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import mmap
 import os
 import subprocess
@@ -44,7 +45,10 @@ def mounted(image: Path, directory: Path) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        subprocess.run(["umount", directory], check=True)
+        gc.collect()  # an error that a test caught holds the frames, and so descriptors, that it passed
+        if subprocess.run(["umount", directory], check=False).returncode:
+            subprocess.run(["umount", "-l", directory], check=True)
+            raise AssertionError(f"something in {directory} is still open")
 
 
 @contextmanager

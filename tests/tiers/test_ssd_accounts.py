@@ -38,8 +38,23 @@ def test_beyond_the_capacity_it_says_how_much_is_missing() -> None:
     accounts.reserve(5 * MEBIBYTE)
     with pytest.raises(TierFull, match=r"no room for 3\.0 MiB") as full:
         accounts.reserve(3 * MEBIBYTE)
-    assert (full.value.missing_bytes, full.value.missing_inodes) == (2 * MEBIBYTE, 0)
-    accounts.reserve(MEBIBYTE)
+    assert full.value.missing_bytes == 2 * MEBIBYTE + accounts.slack_bytes
+    assert full.value.missing_inodes == 0
+    accounts.changed(1, full.value.missing_bytes, 0)
+    accounts.reserve(3 * MEBIBYTE)
+
+
+def test_pages_leave_some_room_to_directories_and_attributes() -> None:
+    accounts = counted(10 * MEBIBYTE)
+    assert 0 < accounts.slack_bytes < MEBIBYTE
+    accounts.reserve(10 * MEBIBYTE - accounts.slack_bytes)
+    with pytest.raises(TierFull):
+        accounts.reserve(1)
+    accounts.require(4096)
+    accounts.changed(1, 0, accounts.slack_bytes)
+    with pytest.raises(TierFull, match="full to the last block") as full:
+        accounts.require(4096)
+    assert full.value.missing_bytes == 4096 + accounts.slack_bytes
 
 
 def test_a_disk_that_others_fill_bounds_it_too() -> None:
@@ -48,7 +63,7 @@ def test_a_disk_that_others_fill_bounds_it_too() -> None:
     assert accounts.room().used_bytes == 4 * MEBIBYTE
     with pytest.raises(TierFull) as full:
         accounts.reserve(3 * MEBIBYTE)
-    assert full.value.missing_bytes == MEBIBYTE
+    assert full.value.missing_bytes == MEBIBYTE + accounts.slack_bytes
 
 
 def test_a_disk_without_inodes_is_full() -> None:
@@ -67,7 +82,7 @@ def test_a_capacity_that_became_smaller_shows_an_excess_and_never_more_used_than
     assert accounts.room().total_bytes == accounts.room().used_bytes == 14 * MEBIBYTE
     with pytest.raises(TierFull) as full:
         accounts.reserve(MEBIBYTE)
-    assert full.value.missing_bytes == 5 * MEBIBYTE
+    assert full.value.missing_bytes == 5 * MEBIBYTE + accounts.slack_bytes
 
 
 def test_a_file_larger_than_reserved_must_fit() -> None:
@@ -87,9 +102,9 @@ def test_before_counting_only_what_the_filesystem_has_left_is_sure() -> None:
     accounts = Accounts(900 * MEBIBYTE, filesystem(free=300 * MEBIBYTE))
     assert not accounts.is_counted
     assert accounts.used_bytes == 700 * MEBIBYTE
-    accounts.reserve(200 * MEBIBYTE)
+    accounts.reserve(150 * MEBIBYTE)
     with pytest.raises(TierUncounted, match="still being counted"):
-        accounts.reserve(MEBIBYTE)
+        accounts.reserve(50 * MEBIBYTE)
     accounts.begin_count()
     accounts.count(1, 5 * MEBIBYTE)
     accounts.end_count()
@@ -141,7 +156,7 @@ def test_counting_while_everything_changes_gives_the_truth(seed: int) -> None:
 
 
 def test_threads_never_reserve_more_than_there_is() -> None:
-    accounts = counted(100 * 4096)
+    accounts = counted(64 * 4096)
     granted: list[int] = []
 
     def take() -> None:
@@ -157,5 +172,5 @@ def test_threads_never_reserve_more_than_there_is() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(granted) == 100
-    assert accounts.reserved_bytes == accounts.capacity_bytes
+    assert len(granted) == 63
+    assert accounts.reserved_bytes == accounts.capacity_bytes - accounts.slack_bytes

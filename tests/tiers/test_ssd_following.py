@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -198,12 +198,13 @@ def test_what_is_not_ours_stays_and_what_cannot_follow_goes(ssd: Path) -> None:
 
 
 def test_base_operations_say_what_is_absent(tier: SsdTier) -> None:
-    for operation in (
+    operations: list[Callable[[], None]] = [
         lambda: tier.unlink(b"a"),
         lambda: tier.rmdir(b"a"),
         lambda: tier.rename(b"a", b"b"),
         lambda: tier.link(b"a", b"b"),
-    ):
+    ]
+    for operation in operations:
         with pytest.raises(FileNotFoundError):
             operation()
     store(tier, b"a", b"1")

@@ -347,10 +347,8 @@ def test_a_full_tier_says_how_much_to_evict_and_then_takes_the_page(ssd: Path) -
         store(tier, b"%d" % number, os.urandom(MEBIBYTE))
     with pytest.raises(TierFull) as full:
         tier.reserve(2 * MEBIBYTE)
-    assert 0 < full.value.missing_bytes <= MEBIBYTE + 65536
-    evicted = tier.stat(b"0").st_blocks * 512
+    assert MEBIBYTE < full.value.missing_bytes < MEBIBYTE + 200_000
     tier.unlink(b"0")
-    assert evicted >= full.value.missing_bytes - 65536
     tier.unlink(b"1")
     reservation = tier.reserve(2 * MEBIBYTE)
     content = os.urandom(2 * MEBIBYTE)
