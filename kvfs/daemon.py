@@ -32,7 +32,6 @@ from kvfs.page import OWNER, Owner
 from kvfs.pool import Pool
 from kvfs.sealing import ignore_lease_breaks
 from kvfs.state import StateDirectory
-from kvfs.storage.adoption import Adoption
 from kvfs.storage.storage import Storage
 from kvfs.tiers.dram import DramTier
 from kvfs.tiers.ssd import SsdPlace, SsdTier
@@ -109,6 +108,9 @@ class Daemon:
         pool.attach_face(channel)
         files = Files(pool)
         channel.set_limits(files.file_limit, None)
+        if (storage := pool.storage) is not None:
+            channel.set_names_complete(False)
+            storage.on_walked = partial(channel.set_names_complete, True)
         status = Status(config, pool, channel)
         metrics = Metrics(status)
         control = ControlFiles(
@@ -166,8 +168,6 @@ class Daemon:
 
     async def _start(self, status: Status, ready: int | None) -> None:
         """Brings the pool to its size, then tells that the mount answers, once it does."""
-        if self._pool.storage is not None:
-            await Adoption(self._pool.storage).run()
         if self._tier.oversized:
             await self._pool.evictor.shrink()
         await trio.to_thread.run_sync(os.statvfs, self._config.mountpoint)

@@ -74,6 +74,7 @@ static int channel_init(ChannelObject *self, PyObject *args, PyObject *keywords)
     pthread_cond_init(&channel->flushes.changed, NULL);
     atomic_store(&channel->file_bytes_limit, UINT64_MAX);
     atomic_store(&channel->write_budget, INT64_MAX);
+    atomic_store(&channel->names_complete, true);
     self->channel = channel;
     return 0;
 }
@@ -145,6 +146,14 @@ static PyObject *channel_set_limits(ChannelObject *self, PyObject *args) {
         return NULL;
     atomic_store(&self->channel->file_bytes_limit, file_bytes);
     atomic_store(&self->channel->write_budget, budget < 0 ? INT64_MAX : budget);
+    Py_RETURN_NONE;
+}
+
+static PyObject *channel_set_names_complete(ChannelObject *self, PyObject *argument) {
+    int complete = PyObject_IsTrue(argument);
+    if (complete < 0)
+        return NULL;
+    atomic_store(&self->channel->names_complete, complete);
     Py_RETURN_NONE;
 }
 
@@ -233,6 +242,8 @@ static PyMethodDef methods[] = {
      "take_touched() -> [(node, opens)]; node 0 stands for those that were forgotten"},
     {"set_limits", (PyCFunction)channel_set_limits, METH_VARARGS,
      "set_limits(file_bytes, write_budget): the budget is unlimited if negative"},
+    {"set_names_complete", (PyCFunction)channel_set_names_complete, METH_O,
+     "set_names_complete(complete): whether names that were not added do not exist"},
     {"take_growth", (PyCFunction)channel_take_growth, METH_NOARGS,
      "take_growth() -> bytes that bounded writes added since the last call"},
     {"invalidate_entry", (PyCFunction)channel_invalidate_entry, METH_VARARGS,

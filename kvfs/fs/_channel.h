@@ -140,6 +140,7 @@ struct flushes {
 struct channel {
     int device, inner, outer, tier, ended_event;
     bool passthrough_wanted, statfs_wanted, started;
+    _Atomic bool names_complete; /* whether a name that is not in the map does not exist */
     pthread_t answers_thread, replies_thread, flushes_thread;
     pthread_mutex_t lock;
     struct record *table;
@@ -165,6 +166,10 @@ struct channel {
 struct record *channel_record(struct channel *channel, uint64_t nodeid);
 /* stat of the node's file, by its descriptor or its description; false if nothing is known. Caller holds the lock. */
 bool channel_status(const struct record *record, struct stat *status);
+/* To libfuse; false once it no longer reads. */
+bool channel_forward(struct channel *channel, const void *message, size_t length);
+/* Remembers what the reply to a request has to know. */
+void channel_expect(struct channel *channel, uint64_t unique, uint64_t nodeid, uint32_t opcode, bool read_only);
 ssize_t channel_reply(struct channel *channel, uint64_t unique, int error, const void *payload, size_t length);
 
 struct request {
@@ -178,6 +183,8 @@ bool answer_read(struct channel *channel, struct request *request, char *buffer)
 bool answer_write(struct channel *channel, struct request *request);
 bool answer_lseek(struct channel *channel, struct request *request);
 bool answer_fallocate(struct channel *channel, struct request *request);
+/* The answer to a fallocate that Python was asked for: cuts the reply to one of a fallocate, and gives its length. */
+size_t fallocate_answered(struct channel *channel, uint64_t nodeid, struct fuse_out_header *reply);
 /* Until no fallocate runs. */
 void allocations_wait(struct channel *channel);
 

@@ -104,6 +104,9 @@ static bool answer_lookup(struct channel *channel, struct request *request) {
         }
         out.nodeid = node;
         record->lookups++;
+    } else if (!atomic_load(&channel->names_complete)) {
+        pthread_mutex_unlock(&channel->lock);
+        return false;
     }
     pthread_mutex_unlock(&channel->lock);
     if (channel_reply(channel, request->header->unique, 0, &out, sizeof out) < 0 && record) {
@@ -220,6 +223,14 @@ static bool answer(struct channel *channel, struct request *request, char *buffe
     }
 }
 
+void channel_expect(struct channel *channel, uint64_t unique, uint64_t nodeid, uint32_t opcode, bool read_only) {
+    struct pending_reply *slot = &channel->pending[(unique >> 1) % CHANNEL_PENDING];
+    slot->nodeid = nodeid;
+    slot->opcode = opcode;
+    slot->read_only = read_only;
+    atomic_store_explicit(&slot->unique, unique, memory_order_release);
+}
+
 static void remember(struct channel *channel, struct request *request) {
     const struct fuse_in_header *header = request->header;
     if (header->opcode == FUSE_INIT) {
@@ -228,12 +239,9 @@ static void remember(struct channel *channel, struct request *request) {
         channel->init_flags2 = (in->flags & CHANNEL_FUSE_INIT_EXT) ? in->flags2 : 0;
         atomic_store(&channel->init_unique, header->unique);
     } else if (header->opcode == FUSE_OPEN || header->opcode == FUSE_CREATE) {
-        struct pending_reply *slot = &channel->pending[(header->unique >> 1) % CHANNEL_PENDING];
         const struct fuse_open_in *in = request->body;
-        slot->nodeid = header->nodeid;
-        slot->opcode = header->opcode;
-        slot->read_only = header->opcode == FUSE_OPEN && (in->flags & (O_ACCMODE | O_TRUNC)) == O_RDONLY;
-        atomic_store_explicit(&slot->unique, header->unique, memory_order_release);
+        bool read_only = header->opcode == FUSE_OPEN && (in->flags & (O_ACCMODE | O_TRUNC)) == O_RDONLY;
+        channel_expect(channel, header->unique, header->nodeid, header->opcode, read_only);
     } else if (header->opcode == FUSE_READDIRPLUS) {
         struct fuse_read_in *in = request->body;
         if (in->size > CHANNEL_MAX_LISTING)
@@ -241,8 +249,8 @@ static void remember(struct channel *channel, struct request *request) {
     }
 }
 
-/* False once libfuse no longer reads. A request that finds no memory is refused, and is not the end of the mount. */
-static bool forward(struct channel *channel, const void *message, size_t length) {
+/* A request that finds no memory is refused, and is not the end of the mount. */
+bool channel_forward(struct channel *channel, const void *message, size_t length) {
     while (send(channel->outer, message, length, MSG_NOSIGNAL) < 0) {
         if (errno == EINTR)
             continue;
@@ -276,7 +284,7 @@ void *channel_answers_main(void *argument) {
             continue;
         }
         remember(channel, &request);
-        if (!forward(channel, message, (size_t)length))
+        if (!channel_forward(channel, message, (size_t)length))
             break;
     }
     free(message);

@@ -144,18 +144,48 @@ bool answer_lseek(struct channel *channel, struct request *request) {
 struct allocation {
     struct channel *channel;
     int fd;
-    uint64_t unique, nodeid;
+    struct fuse_in_header header;
     struct fuse_fallocate_in in;
 };
 
+/* There is no room for a fallocate. Python can make some: it is asked for the size that the file would have, which it
+ * allocates. Not where it would leave holes that were to be filled. */
+static bool ask_for_size(const struct allocation *allocation) {
+    const struct fuse_fallocate_in *in = &allocation->in;
+    struct {
+        struct fuse_in_header header;
+        struct fuse_setattr_in in;
+    } message = {allocation->header, {.valid = FATTR_SIZE, .size = in->offset + in->length}};
+    struct stat status;
+    if (in->mode || fstat(allocation->fd, &status) != 0 || message.in.size <= (uint64_t)status.st_size)
+        return false;
+    if (status.st_blocks * 512 < status.st_size)
+        return false;
+    message.header.opcode = FUSE_SETATTR;
+    message.header.len = sizeof message;
+    channel_expect(allocation->channel, message.header.unique, message.header.nodeid, FUSE_FALLOCATE, false);
+    channel_forward(allocation->channel, &message, sizeof message);
+    return true;
+}
+
+size_t fallocate_answered(struct channel *channel, uint64_t nodeid, struct fuse_out_header *reply) {
+    if (!reply->error || reply->error == -ENOSPC)
+        mark(channel, nodeid, reply->error ? RECORD_FULL : RECORD_SIZED);
+    return reply->len = sizeof *reply;
+}
+
+static void answer_allocation(const struct allocation *allocation, int error) {
+    if (error == ENOSPC && ask_for_size(allocation))
+        return;
+    if (!error || error == ENOSPC)
+        mark(allocation->channel, allocation->header.nodeid, error ? RECORD_FULL : RECORD_SIZED);
+    channel_reply(allocation->channel, allocation->header.unique, -error, NULL, 0);
+}
+
 static void allocate(const struct allocation *allocation) {
     const struct fuse_fallocate_in *in = &allocation->in;
-    int error = 0;
-    if (fallocate(allocation->fd, (int)in->mode, (off_t)in->offset, (off_t)in->length) != 0)
-        error = errno;
-    if (!error || error == ENOSPC)
-        mark(allocation->channel, allocation->nodeid, error ? RECORD_FULL : RECORD_SIZED);
-    channel_reply(allocation->channel, allocation->unique, -error, NULL, 0);
+    int failed = fallocate(allocation->fd, (int)in->mode, (off_t)in->offset, (off_t)in->length);
+    answer_allocation(allocation, failed ? errno : 0);
 }
 
 static void *allocation_main(void *argument) {
@@ -207,8 +237,7 @@ void allocations_wait(struct channel *channel) {
 /* Neither libfuse's callback table in pyfuse3 nor pyfuse3 has fallocate, so it is always answered here. */
 bool answer_fallocate(struct channel *channel, struct request *request) {
     const struct fuse_fallocate_in *in = request->body;
-    uint64_t unique = request->header->unique, nodeid = request->header->nodeid;
-    struct allocation allocation = {channel, file_of(channel, nodeid, true), unique, nodeid, *in};
+    struct allocation allocation = {channel, file_of(channel, request->header->nodeid, true), *request->header, *in};
     int error = 0;
     if (allocation.fd < 0)
         error = EOPNOTSUPP;
@@ -216,10 +245,8 @@ bool answer_fallocate(struct channel *channel, struct request *request) {
         error = EFBIG;
     else if (!take_budget(channel, allocation.fd, in->offset + in->length))
         error = ENOSPC;
-    if (error == ENOSPC)
-        mark(channel, nodeid, RECORD_FULL);
     if (error)
-        channel_reply(channel, unique, -error, NULL, 0);
+        answer_allocation(&allocation, error);
     else if (in->length <= CHANNEL_INLINE_ALLOCATION || !allocate_aside(&allocation))
         allocate(&allocation);
     return true;

@@ -1,5 +1,6 @@
 /* From libfuse to the kernel: replies pass unchanged, except that INIT asks for passthrough and that the replies
- * to OPEN and CREATE carry the backing file of the node they open.
+ * to OPEN and CREATE carry the backing file of the node they open, and that the answer to a fallocate that Python
+ * gave as a change of size becomes one of a fallocate.
  */
 #include "_channel.h"
 
@@ -32,19 +33,22 @@ static size_t extend_init(struct channel *channel, char *message, size_t length,
     return header->len;
 }
 
-static void add_backing(struct channel *channel, char *message, size_t length) {
+/* Gives the length of the reply. */
+static size_t complete(struct channel *channel, char *message, size_t length) {
     struct fuse_out_header *header = (void *)message;
     struct pending_reply *slot = &channel->pending[(header->unique >> 1) % CHANNEL_PENDING];
     if (atomic_load_explicit(&slot->unique, memory_order_acquire) != header->unique)
-        return;
+        return length;
     uint32_t opcode = slot->opcode;
     uint64_t nodeid = slot->nodeid;
     atomic_store_explicit(&slot->unique, 0, memory_order_release);
+    if (opcode == FUSE_FALLOCATE)
+        return fallocate_answered(channel, nodeid, header);
     size_t expected = sizeof *header + sizeof(struct channel_open_out);
     if (opcode == FUSE_CREATE)
         expected += sizeof(struct fuse_entry_out);
     if (header->error || length != expected)
-        return;
+        return length;
     if (opcode == FUSE_CREATE)
         nodeid = ((struct fuse_entry_out *)(header + 1))->nodeid;
     struct channel_open_out *out = (void *)(message + length - sizeof *out);
@@ -59,6 +63,7 @@ static void add_backing(struct channel *channel, char *message, size_t length) {
     pthread_mutex_unlock(&channel->lock);
     if (slot->read_only)
         out->open_flags |= CHANNEL_FOPEN_NOFLUSH;
+    return length;
 }
 
 void *channel_replies_main(void *argument) {
@@ -75,7 +80,7 @@ void *channel_replies_main(void *argument) {
             atomic_store(&channel->init_unique, 0);
             length = (ssize_t)extend_init(channel, message, (size_t)length, CHANNEL_BUFFER_BYTES);
         } else if (header->unique) {
-            add_backing(channel, message, (size_t)length);
+            length = (ssize_t)complete(channel, message, (size_t)length);
         }
         if (write(channel->device, message, (size_t)length) < 0)
             atomic_fetch_add(&channel->reply_errors, 1);

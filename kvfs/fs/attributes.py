@@ -54,11 +54,11 @@ def entry_attributes(entry: Entry, status: os.stat_result) -> pyfuse3.EntryAttri
     return attributes
 
 
-def missing_entry() -> pyfuse3.EntryAttributes:
-    """The reply that lets the kernel remember that there is no such name."""
+def missing_entry(seconds: float = CACHE_SECONDS) -> pyfuse3.EntryAttributes:
+    """The reply that lets the kernel remember, for so long, that there is no such name."""
     attributes = pyfuse3.EntryAttributes()
     attributes.st_ino = pyfuse3.InodeT(0)
-    attributes.entry_timeout = CACHE_SECONDS
+    attributes.entry_timeout = seconds
     return attributes
 
 

@@ -85,6 +85,10 @@ class KernelChannel:
         """Bounds fallocate, and growth by writes that pass through the daemon (None: no bound of ours)."""
         self._native.set_limits(file_bytes, -1 if write_budget is None else write_budget)
 
+    def set_names_complete(self, complete: bool) -> None:
+        """Whether names that the channel was not told of do not exist; until then each is asked for."""
+        self._native.set_names_complete(complete)
+
     def take_growth(self) -> int:
         """Bytes that bounded writes added since the last call."""
         return self._native.take_growth()

@@ -61,14 +61,30 @@ class Operations(pyfuse3.Operations):
             raise FUSEError(errno.ENOTDIR)
         return entry
 
-    def _changing(self, number: int, name: bytes) -> Directory:
+    async def _changing(self, number: int, name: bytes) -> Directory:
         """The directory in which ``name`` is to be made, removed or replaced."""
         directory = self._directory(number)
         if len(name) > NAME_MAX:
             raise FUSEError(errno.ENAMETOOLONG)
         if directory is self._pool.index.root and name == control.NAME:
             raise FUSEError(errno.EPERM)
+        await self._child(directory, name)
         return directory
+
+    async def _child(self, directory: Directory, name: bytes) -> Entry | None:
+        """What has a name. Until the SSD has been walked it may have pages that the index does not know."""
+        entry = directory.children.get(name)
+        if entry is None and self._pool.storage is not None:
+            entry = await self._pool.storage.find(directory, name)
+        return entry
+
+    async def _walked(self, *entries: Entry | None) -> None:
+        """Waits for the walk over the SSD before something that it may be about to find changes its name."""
+        storage = self._pool.storage
+        if storage is not None and any(
+            entry is not None and (entry.stored is not None or entry.is_directory) for entry in entries
+        ):
+            await storage.walked.wait()
 
     def _reply(self, entry: Entry) -> pyfuse3.EntryAttributes:
         """Tells the kernel of an entry, which counts the reference."""
@@ -87,14 +103,15 @@ class Operations(pyfuse3.Operations):
         directory = self._entry(parent_inode)
         if not isinstance(directory, Directory):
             raise FUSEError(errno.ENOTDIR)
-        entry = directory.children.get(name)
-        if entry is not None:
-            return self._reply(entry)
         if directory is self._pool.index.root and name == control.NAME:
             return self._control.attributes(control.NUMBER)
         if len(name) > NAME_MAX:
             raise FUSEError(errno.ENAMETOOLONG)
-        return missing_entry()
+        entry = await self._child(directory, name)
+        if entry is not None:
+            return self._reply(entry)
+        storage = self._pool.storage
+        return missing_entry() if storage is None or storage.walked.is_set() else missing_entry(0.0)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         for number, lookups in inode_list:
@@ -186,7 +203,7 @@ class Operations(pyfuse3.Operations):
     async def create(
         self, parent_inode: InodeT, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        parent = self._changing(parent_inode, name)
+        parent = await self._changing(parent_inode, name)
         existing = parent.children.get(name)
         if existing is not None and not flags & os.O_EXCL:
             # Somebody made it since the kernel looked; the file that is there is the one to open.
@@ -201,7 +218,7 @@ class Operations(pyfuse3.Operations):
     async def mknod(
         self, parent_inode: InodeT, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        parent = self._changing(parent_inode, name)
+        parent = await self._changing(parent_inode, name)
         owner = self._owner(parent, mode, ctx)
         if stat.S_ISREG(mode):
             entry = await self._made(lambda: self._pool.names.create(parent, name, owner))
@@ -215,14 +232,14 @@ class Operations(pyfuse3.Operations):
     async def mkdir(
         self, parent_inode: InodeT, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        parent = self._changing(parent_inode, name)
+        parent = await self._changing(parent_inode, name)
         owner = self._owner(parent, mode, ctx)
         return self._reply(await self._made(lambda: self._pool.names.create_directory(parent, name, owner)))
 
     async def symlink(
         self, parent_inode: InodeT, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        parent = self._changing(parent_inode, name)
+        parent = await self._changing(parent_inode, name)
         owner = self._owner(parent, stat.S_IFLNK | 0o777, ctx)
         return self._reply(
             await self._made(lambda: self._pool.names.create_other(parent, name, owner, target))
@@ -231,8 +248,9 @@ class Operations(pyfuse3.Operations):
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        parent = self._changing(new_parent_inode, new_name)
+        parent = await self._changing(new_parent_inode, new_name)
         entry = self._entry(inode)
+        await self._walked(entry)
         self._pool.names.link(entry, parent, new_name)
         return self._reply(entry)
 
@@ -249,10 +267,14 @@ class Operations(pyfuse3.Operations):
     # Names that go or move
 
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        await self._files.let_go(self._pool.names.unlink(self._changing(parent_inode, name), name))
+        parent = await self._changing(parent_inode, name)
+        await self._walked(parent.children.get(name))
+        await self._files.let_go(self._pool.names.unlink(parent, name))
 
     async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        self._pool.names.remove_directory(self._changing(parent_inode, name), name)
+        parent = await self._changing(parent_inode, name)
+        await self._walked(parent.children.get(name))
+        self._pool.names.remove_directory(parent, name)
 
     async def rename(
         self,
@@ -265,13 +287,16 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE):
             raise FUSEError(errno.EINVAL)
-        old = self._changing(parent_inode_old, name_old)
-        new = self._changing(parent_inode_new, name_new)
+        old = await self._changing(parent_inode_old, name_old)
+        new = await self._changing(parent_inode_new, name_new)
+        await self._walked(old.children.get(name_old), new.children.get(name_new))
         await self._files.let_go(self._pool.names.rename(old, name_old, new, name_new, flags))
 
     # Listings
 
     async def opendir(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> int:
+        if inode != control.NUMBER:
+            await self._walked(self._directory(inode))
         handle = self._next_listing
         self._next_listing += 1
         if inode == control.NUMBER:

@@ -7,16 +7,20 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from kvfs.errors import AttributeMissing
+from kvfs.errors import AttributeMissing, DamagedPage, NoSuchPage
 from kvfs.index import OTHER, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import DIGEST, OWNER, Digest, Owner
 from kvfs.sizes import format_count, format_size
 from kvfs.storage import described
 from kvfs.storage.described import RESIDENT
+from kvfs.tiers.ssd_directory import is_ours
+from kvfs.tiers.ssd_names import is_reserved
+from kvfs.tiers.ssd_record import Record
 from kvfs.tiers.ssd_scan import Stored, scan_in_background
 
 if TYPE_CHECKING:
     from kvfs.storage.storage import Storage
+    from kvfs.tiers.ssd import SsdTier
 
 log = logging.getLogger("kvfs.storage.adoption")
 
@@ -31,9 +35,16 @@ class Adoption:
         self._bytes = 0
 
     async def run(self) -> None:
-        """Takes over everything, and puts the pages in the order of their last use."""
+        """Takes over everything while the mount serves, and puts the pages in the order of their last use."""
         storage = self._storage
-        findings = await scan_in_background(storage.tier, self._adopt)
+        try:
+            findings = await scan_in_background(storage.tier, self.adopt)
+        except OSError as error:
+            storage.give_up(f"it cannot be walked: {error.strerror}")
+            return
+        finally:
+            storage.walked.set()
+        storage.tier.suspect = False  # each page is compared with its digest when it is brought up
         self._pages.sort(key=lambda page: page[0])
         for _, entry in self._pages:
             if entry.state == STORED and entry in storage.order:
@@ -49,7 +60,8 @@ class Adoption:
             format_count(findings.foreign, "file"),
         )
 
-    def _adopt(self, batch: list[Stored]) -> None:
+    def adopt(self, batch: list[Stored]) -> None:
+        """What was found, parents before their children; what is known already stays as it is."""
         for found in batch:
             parent_path, _, name = found.path.rpartition(b"/")
             parent = self._storage.pool.index.find(parent_path)
@@ -80,6 +92,8 @@ class Adoption:
         existing = parent.children.get(name)
         digest, owner = found.record.digest, found.record.owner
         if existing is not None:
+            if existing.stored is not None or existing in storage.rewritten:
+                return
             if self._is_copy(existing, digest):
                 existing.stored = RESIDENT
             else:
@@ -113,3 +127,48 @@ class Adoption:
         except (AttributeMissing, FileNotFoundError):
             return False
         return Digest.parse(text) == digest
+
+
+def look(tier: SsdTier, path: bytes) -> Stored | None:
+    """In a thread: what the SSD has under one path. A damaged page is set aside."""
+    try:
+        opened = tier.open_page(path)
+    except DamagedPage as error:
+        tier.set_aside(path, error.reason)
+        return None
+    except NoSuchPage:
+        return _look_for_directory(tier, path)
+    os.close(opened.fd)
+    return _found(path, opened.status, opened.record, opened.attributes)
+
+
+def _look_for_directory(tier: SsdTier, path: bytes) -> Stored | None:
+    if is_reserved(path):
+        return None
+    try:
+        fd = tier.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        status = os.fstat(fd)
+        record, attributes = tier.records.examine(fd)
+    finally:
+        os.close(fd)
+    if record is None or not is_ours(status):
+        return None
+    return _found(path, status, record, attributes)
+
+
+def _found(path: bytes, status: os.stat_result, record: Record, attributes: dict[str, bytes]) -> Stored:
+    return Stored(
+        path,
+        stat.S_ISDIR(status.st_mode),
+        record,
+        attributes,
+        status.st_size,
+        status.st_blocks,
+        status.st_nlink,
+        status.st_ino,
+        status.st_mtime_ns,
+        status.st_atime_ns,
+    )

@@ -15,6 +15,7 @@ from kvfs.errors import TierFull, TierUncounted, TimedOut
 from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import OWNER, Digest
 from kvfs.policy import LeastRecentlyUsed
+from kvfs.storage.adoption import Adoption, look
 from kvfs.storage.demotion import Demotions
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.history import History
@@ -63,16 +64,23 @@ class Storage:
         self._io_timeout = io_timeout
         self._questions = trio.CapacityLimiter(QUESTIONS)
         self.health = Health("SSD tier")
-        self.history = History(tier, self._give_up)
+        self.history = History(tier, self.give_up)
         self.demotions = Demotions(self, settle_seconds)
         self.promotions = Promotions(self, io_timeout)
         self.order: LeastRecentlyUsed[Entry] = LeastRecentlyUsed()
         """Pages that are on the SSD only."""
+        self.adoption = Adoption(self)
+        self.walked = trio.Event()
+        """Set once the index knows everything that the SSD has."""
+        self.rewritten: set[Entry] = set()
+        """Whose copies were given up during the walk, which may have seen them."""
         self.nursery: trio.Nursery
         self.evictions = 0
         self.evicted_bytes = 0
         self._log = LimitedLog(log)
         self._making_room = trio.Lock()
+        self.on_walked: Callable[[], None] = lambda: None
+        """Called once the walk is over."""
         pool.storage = self
         pool.history = self.history
 
@@ -80,6 +88,22 @@ class Storage:
         self.nursery = nursery
         nursery.start_soon(self.history.run)
         nursery.start_soon(self.demotions.run, nursery)
+        nursery.start_soon(self._walk)
+
+    async def _walk(self) -> None:
+        await self.adoption.run()
+        self.rewritten.clear()
+        self.on_walked()
+
+    async def find(self, directory: Directory, name: bytes) -> Entry | None:
+        """What the SSD has under a name that the index does not know, while it is being walked."""
+        if self.walked.is_set() or self.history.is_lost:
+            return None
+        path = directory.child_path(name)
+        found = await self._ask(lambda path: look(self.tier, path), path)
+        if found is not None and name not in directory.children:
+            self.adoption.adopt([found])
+        return directory.children.get(name)
 
     @property
     def open_flags(self) -> int:
@@ -89,7 +113,7 @@ class Storage:
     @property
     def is_working(self) -> bool:
         """Whether pages may be written to the SSD now."""
-        return not self.history.is_lost and not self.history.failure
+        return self.walked.is_set() and not self.history.is_lost and not self.history.failure
 
     def parents(self, directory: Directory) -> list[dict[str, bytes]]:
         """The attributes of the directories on the way to what lies in ``directory``, from the top."""
@@ -127,6 +151,8 @@ class Storage:
     def forget_copy(self, entry: Entry) -> None:
         """A page will change: its copy on the SSD goes."""
         self.demotions.forget(entry)
+        if not self.walked.is_set():
+            self.rewritten.add(entry)
         if entry.stored is None:
             return
         for parent, name in entry.names():
@@ -135,18 +161,18 @@ class Storage:
 
     async def read_attribute(self, entry: Entry, name: str) -> bytes:
         """An attribute of a page that is only here. Raises AttributeMissing, TimedOut."""
-        return await self._ask(lambda path: self.tier.get_attribute(path, name), entry)
+        return await self._ask(lambda path: self.tier.get_attribute(path, name), entry.path())
 
     async def list_attributes(self, entry: Entry) -> list[str]:
         """The names of the attributes of a page that is only here. Raises TimedOut."""
-        return await self._ask(self.tier.list_attributes, entry)
+        return await self._ask(self.tier.list_attributes, entry.path())
 
-    async def _ask(self, question: Callable[[bytes], Answer], entry: Entry) -> Answer:
-        """Asks the disk about a page, once it has followed the mount."""
+    async def _ask(self, question: Callable[[bytes], Answer], path: bytes) -> Answer:
+        """Asks the disk about a path, once it has followed the mount."""
         with trio.move_on_after(self._io_timeout):
             await self.history.settled()
             return await trio.to_thread.run_sync(
-                question, entry.path(), limiter=self._questions, abandon_on_cancel=True
+                question, path, limiter=self._questions, abandon_on_cancel=True
             )
         raise TimedOut(f"the SSD did not answer within {self._io_timeout:g} s")
 
@@ -233,7 +259,7 @@ class Storage:
             lines.append(f"SSD pages go through the page cache: {self.tier.direct_reason}")
         return lines
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
         """The SSD can never catch up: what is only there is lost, and it is not used until the next mount."""
         self._log.warning("given-up", f"the SSD tier is given up: {reason}")
         for entry in list(self.pool.index.entries()):

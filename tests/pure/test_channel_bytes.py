@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import random
+import struct
+
+import pytest
 
 from tests.pure import fuse
 from tests.pure.fuse import DATA, DRAFT, GID, MODE, PAGE, UID, UNKNOWN, PublishedFiles, Wire
@@ -124,5 +127,31 @@ def test_allocating(wire: Wire, files: PublishedFiles) -> None:
     assert wire.ask(fuse.FALLOCATE, PAGE, fuse.fallocate_in(0, 10)).error == -errno.EOPNOTSUPP
     assert wire.ask(fuse.FALLOCATE, UNKNOWN, fuse.fallocate_in(0, 10)).error == -errno.EOPNOTSUPP
     wire.channel.set_limits(1 << 20, 100)
-    assert wire.ask(fuse.FALLOCATE, DRAFT, fuse.fallocate_in(0, 200_101)).error == -errno.ENOSPC
+    keep_size = fuse.fallocate_in(0, 200_101, mode=1)
+    assert wire.ask(fuse.FALLOCATE, DRAFT, keep_size).error == -errno.ENOSPC
+    assert wire.channel.take_marks(DRAFT) == (True, False)
+
+
+@pytest.mark.parametrize("error", [0, -errno.ENOSPC, -errno.EFBIG])
+def test_an_allocation_without_room_is_asked_for_as_a_size(
+    wire: Wire, files: PublishedFiles, error: int
+) -> None:
+    wire.channel.set_limits(1 << 20, 100)
+    unique = wire.send(fuse.FALLOCATE, DRAFT, fuse.fallocate_in(0, 300_000))
+    request = wire.forwarded()
+    assert (request.opcode, request.unique, request.node) == (fuse.SETATTR, unique, DRAFT)
+    size_is_valid = 1 << 3
+    valid, _, _, size = struct.unpack_from("<IIQQ", request.body)
+    assert (valid, size) == (size_is_valid, 300_000)
+    attributes = b"" if error else bytes(104)
+    assert wire.answer(request, attributes, error) == (error, unique, b"")
+    assert wire.channel.take_marks(DRAFT) == (error == -errno.ENOSPC, error == 0)
+
+
+def test_an_allocation_without_room_that_was_to_fill_holes_is_refused(
+    wire: Wire, files: PublishedFiles
+) -> None:
+    os.ftruncate(files.draft_writable, 900_000)
+    wire.channel.set_limits(1 << 20, 100)
+    assert wire.ask(fuse.FALLOCATE, DRAFT, fuse.fallocate_in(0, 950_000)).error == -errno.ENOSPC
     assert wire.channel.take_marks(DRAFT) == (True, False)

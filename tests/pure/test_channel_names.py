@@ -60,6 +60,13 @@ def test_control_names_and_those_too_long_are_always_passed_on(wire: Wire) -> No
     assert not exists(wire, 1, b"n" * 255)
 
 
+def test_where_names_are_not_all_known_each_is_asked_for(wire: Wire) -> None:
+    wire.channel.set_names_complete(False)
+    assert exists(wire, 1, b"name")
+    wire.channel.set_names_complete(True)
+    assert not exists(wire, 1, b"name")
+
+
 def test_many_names_come_and_go(wire: Wire) -> None:
     """Against a dictionary: the map grows several times, and gaps close behind what is removed."""
     choices = random.Random(11)

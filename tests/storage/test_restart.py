@@ -11,11 +11,11 @@ import trio
 
 from kvfs import adoption
 from kvfs.errors import StalePage
+from kvfs.fs.attributes import ExtendedAttributes
 from kvfs.index import STORED, UNCHECKED
 from kvfs.opening import Openings
 from kvfs.page import Owner
 from kvfs.pool import Pool
-from kvfs.storage.adoption import Adoption
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.storage import Storage
 from kvfs.tiers.dram import DramTier
@@ -45,7 +45,7 @@ async def daemon(base: Path, *, keep_dram: bool = False) -> AsyncIterator[Pool]:
         pool.attach_face(face)
         async with trio.open_nursery() as nursery:
             pool.start(nursery)
-            await Adoption(storage(pool)).run()
+            await storage(pool).walked.wait()
             yield pool
             nursery.cancel_scope.cancel()
         check_pool(pool, face)
@@ -81,7 +81,7 @@ async def test_pages_outlive_the_host(base: Path) -> None:
         directory = files.mkdir(pool, b"directory")
         entry = await page(pool, b"page", OLD, directory)
         pool.set_owner(entry, owner)
-        pool.tier.set_attribute(b"directory/page", "user.name", b"value")
+        await ExtendedAttributes(pool).set(entry, "user.name", b"value")
         await demoted(pool, b"top", NEW)
         pool.names.link(files.find(pool, b"top"), directory, b"link")
         await storage(pool).demotions.finish()
