@@ -190,11 +190,13 @@ class CorruptPage(KvfsError):
 
 
 class DamagedPage(CorruptPage):
-    """The file of a page is not as it was stored; ``reason`` is one word, for counters and quarantine."""
+    """The file of a page is not as it was stored; ``reason`` is one word, for counters and quarantine.
+    ``inode`` is the file's, where there is one."""
 
-    def __init__(self, message: str, reason: str = "bytes") -> None:
+    def __init__(self, message: str, reason: str = "bytes", inode: int | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.inode = inode
 
 
 class TierFailed(KvfsError):

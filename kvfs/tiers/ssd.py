@@ -33,13 +33,13 @@ from kvfs import mounts, syscalls
 from kvfs.errors import TierUnusable, UsageError, means_in_the_way
 from kvfs.tiers import ssd_directory
 from kvfs.tiers.ssd_attributes import RecordAttributes
+from kvfs.tiers.ssd_base import Step
 from kvfs.tiers.ssd_directory import is_ours
 from kvfs.tiers.ssd_names import OWNER_FILE, QUARANTINE, TEMPORARY, is_reserved
 from kvfs.tiers.ssd_owner import LAYOUT, OwnerRecord, Ownership, describe_owner
 from kvfs.tiers.ssd_pages import SsdPages
 from kvfs.tiers.ssd_quarantine import Quarantined
 from kvfs.tiers.ssd_scan import Scan
-from kvfs.tiers.ssd_tree import Step
 
 LARGEST_QUARANTINE: Final = 1 << 30
 QUARANTINE_PART: Final = 20
@@ -49,7 +49,7 @@ QUARANTINE_PART: Final = 20
 @dataclass(frozen=True, slots=True)
 class SsdPlace:
     """Where a tier is to be. Paths are absolute; sizes in bytes; ``quarantine_bytes`` None for the default.
-    ``step`` hears of each of ``ssd_tree.STEPS``."""
+    ``step`` hears of each of ``ssd_base.STEPS``."""
 
     directory: Path
     capacity_bytes: int

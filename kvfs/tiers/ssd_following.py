@@ -15,9 +15,10 @@ from collections.abc import Sequence
 
 from kvfs.errors import AttributeMissing, KvfsError, NotStorable, means_in_the_way
 from kvfs.syscalls import RENAME_EXCHANGE
+from kvfs.tiers.ssd_base import AttributeTexts
 from kvfs.tiers.ssd_directory import is_ours
 from kvfs.tiers.ssd_names import is_reserved
-from kvfs.tiers.ssd_tree import AttributeTexts, SsdTree
+from kvfs.tiers.ssd_tree import SsdTree
 
 _ABSENT = (FileNotFoundError, NotADirectoryError)
 

@@ -32,11 +32,12 @@ from kvfs.tiers import ssd_directory
 from kvfs.tiers.directories import Directory
 from kvfs.tiers.ssd_accounts import Reservation
 from kvfs.tiers.ssd_attributes import RecordAttributes
+from kvfs.tiers.ssd_base import AttributeTexts, Step, occupied
 from kvfs.tiers.ssd_directory import ALIGNMENT, MARK, is_ours
 from kvfs.tiers.ssd_names import QUARANTINE, TEMPORARY, is_reserved
 from kvfs.tiers.ssd_quarantine import REASONS, Quarantine, damage
 from kvfs.tiers.ssd_record import Record
-from kvfs.tiers.ssd_tree import AttributeTexts, SsdTree, Step, occupied
+from kvfs.tiers.ssd_tree import SsdTree
 from kvfs.tiers.ssd_uses import Use
 
 log = logging.getLogger("kvfs.tiers.ssd")
@@ -254,15 +255,32 @@ class SsdPages(SsdTree):
                 self.describe(fd, Record(digest=page.digest, names=bindings), page.attributes)
                 self._step("described")
                 self.accounts.enlarge(written.reservation, occupied(os.fstat(fd)))
-                self._take_place(written, *targets[0])
+                self._take_place(written.temporary, *targets[0])
+                written.is_named = True
+                written.reservation.release()
+                status = os.fstat(fd)
+                self.accounts.changed(status.st_ino, 0, occupied(status))
+                self._stored += 1
+                self._stored_bytes += page.digest.size
                 self._step("renamed")
-            for (directory, name), (path, _) in zip(targets[1:], names[1:], strict=True):
-                with contextlib.suppress(FileNotFoundError):
-                    if not os.path.samestat(os.fstat(fd), self._status(directory, name)):
-                        self.unlink(path)
-                with contextlib.suppress(FileExistsError):
-                    self.link(names[0][0], path)
+            for target in targets[1:]:
+                self._link_over(fd, *targets[0], *target)
         return occupied(os.fstat(fd))
+
+    def _link_over(
+        self, fd: int, old_directory: Directory, old_name: bytes, directory: Directory, name: bytes
+    ) -> None:
+        """Gives an open file another name, in one step even where another file has it."""
+        if self._is_same_file(os.fstat(fd), directory, name):
+            return
+        temporary = b"%d" % next(self._serial)
+        place = self.beside(TEMPORARY)
+        os.link(old_name, temporary, src_dir_fd=old_directory.fd, dst_dir_fd=place.fd, follow_symlinks=False)
+        try:
+            self._take_place(temporary, directory, name)
+        except BaseException:
+            self._unlink_temporary(temporary)
+            raise
 
     def _prepare_target(self, path: bytes, parents: Sequence[AttributeTexts]) -> tuple[Directory, bytes]:
         """Where a page is to lie; an empty directory there gives way."""
@@ -276,19 +294,13 @@ class SsdPages(SsdTree):
             self.rmdir(path)
         return directory, name
 
-    def _take_place(self, written: WrittenPage, directory: Directory, name: bytes) -> None:
+    def _take_place(self, temporary: bytes, directory: Directory, name: bytes) -> None:
         """The moment at which a page appears."""
         source = self.beside(TEMPORARY)
-        status = os.fstat(written.fd)
         with self._growth(directory), contextlib.ExitStack() as ends:
             if self._stands_in_place(directory, name):
                 ends.enter_context(self._losing(directory, name))
-            os.rename(written.temporary, name, src_dir_fd=source.fd, dst_dir_fd=directory.fd)
-            written.is_named = True
-            written.reservation.release()
-            self.accounts.changed(status.st_ino, 0, occupied(status))
-        self._stored += 1
-        self._stored_bytes += written.page.digest.size
+            os.rename(temporary, name, src_dir_fd=source.fd, dst_dir_fd=directory.fd)
 
     # Reading
 
@@ -302,6 +314,13 @@ class SsdPages(SsdTree):
         if is_reserved(path):
             raise NoSuchPage(f"{path!r} is a name of the SSD tier's own")
         try:
+            return self._open_page(path, flags)
+        except DamagedPage:
+            with self.lock:  # names may have moved while they were compared: now they do not
+                return self._open_page(path, flags)
+
+    def _open_page(self, path: bytes, flags: int) -> OpenedPage:
+        try:
             fd = self.open(path, flags | os.O_NONBLOCK | self.noatime)
         except OSError as error:
             if isinstance(error, FileNotFoundError) or means_in_the_way(error):
@@ -314,9 +333,9 @@ class SsdPages(SsdTree):
             record, attributes = self.records.examine(fd)
             reason = damage(record, attributes, status.st_size)
             if record is None or record.digest is None or reason:
-                raise DamagedPage(f"{path!r}: {REASONS[reason]}", reason)
+                raise DamagedPage(f"{path!r}: {REASONS[reason]}", reason, status.st_ino)
             if not self.is_bound(path, record):
-                raise DamagedPage(f"{path!r}: {REASONS['name']}", "name")
+                raise DamagedPage(f"{path!r}: {REASONS['name']}", "name", status.st_ino)
             return OpenedPage(fd, record.digest, record, attributes, status)
         except BaseException:
             os.close(fd)
@@ -342,16 +361,17 @@ class SsdPages(SsdTree):
 
     # Damage
 
-    def set_aside(self, path: bytes, reason: str) -> bool:
-        """Moves a damaged page to quarantine; ``reason`` is one of ``ssd_quarantine.REASONS``. Says whether
-        there was one. Its name is free from then on."""
+    def set_aside(self, path: bytes, reason: str, inode: int | None = None) -> bool:
+        """Moves a damaged page to quarantine; ``reason`` is one of ``ssd_quarantine.REASONS``. Its name is
+        free from then on. Says whether there was one. With ``inode``, that of the file that was found
+        damaged, what has taken the name meanwhile is left alone."""
         with self.lock:
             try:
                 directory, name = self._locate(path)
                 status = self._status(directory, name)
             except (FileNotFoundError, NotADirectoryError):
                 return False
-            if not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(status.st_mode) or inode not in (None, status.st_ino):
                 return False
             place = self.beside(QUARANTINE)
             fd = self._open_any(directory, name)

@@ -22,12 +22,12 @@ from typing import Final, NamedTuple
 import trio
 
 from kvfs import syscalls
+from kvfs.tiers.ssd_base import Move, occupied
 from kvfs.tiers.ssd_directory import is_ours
 from kvfs.tiers.ssd_names import OWNER_FILE, QUARANTINE, ROOT_IDENTITY, TEMPORARY, binding, is_reserved
 from kvfs.tiers.ssd_pages import SsdPages
 from kvfs.tiers.ssd_quarantine import damage
 from kvfs.tiers.ssd_record import Record
-from kvfs.tiers.ssd_tree import Move, occupied
 
 log = logging.getLogger("kvfs.tiers.ssd")
 

@@ -1,161 +1,25 @@
-"""The names of the SSD tier: each change keeps the accounts, and the bindings of files to their names."""
+"""The names of the SSD tier: directories and files come, go and move."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import secrets
 import stat
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Sequence
 
 from kvfs import syscalls
-from kvfs.errors import (
-    AttributeMissing,
-    DamagedPage,
-    NoSuchPage,
-    NotStorable,
-    means_no_room,
-    means_too_large,
-)
-from kvfs.tiers.attributes import Target
-from kvfs.tiers.base import Room, Tier
+from kvfs.errors import NotStorable
 from kvfs.tiers.directories import Directory
-from kvfs.tiers.ssd_accounts import Accounts
-from kvfs.tiers.ssd_attributes import RecordAttributes
+from kvfs.tiers.ssd_base import AttributeTexts, Move, Renaming, SsdBase, new_identity, occupied
 from kvfs.tiers.ssd_directory import MARK, is_ours
-from kvfs.tiers.ssd_names import FIRST_IDENTITY, ROOT_IDENTITY, TEMPORARY, binding, prefixes
-from kvfs.tiers.ssd_record import TEXTS, Record
-
-_ANY = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-_FULL_BELOW = 1 << 20
-"""Bytes: a filesystem with more free than this has room for an attribute, if it can hold that one at all."""
-
-AttributeTexts = Mapping[str, bytes]
-Step = Callable[[str], None]
-STEPS: Final = ("directory", "created", "allocated", "written", "synced", "described", "renamed")
-"""What storing a page passes through, for tests that fail or end the process there; "directory" is passed for
-each directory that is made on the way."""
+from kvfs.tiers.ssd_names import TEMPORARY, binding, prefixes
+from kvfs.tiers.ssd_record import Record
 
 
-def occupied(status: os.stat_result) -> int:
-    """The bytes of a disk that a file or directory takes."""
-    return status.st_blocks * 512
-
-
-class Move(NamedTuple):
-    """A file or directory that got another path."""
-
-    old: bytes
-    new: bytes
-    status: os.stat_result
-
-
-class Walker(Protocol):
-    """Who walks the tree must hear of what moves meanwhile: of two things where they were exchanged."""
-
-    def moved(self, moves: Sequence[Move]) -> None: ...
-
-
-class SsdTree(Tier):
-    """A tree whose changes wait for each other, under ``lock``; looking at it does not.
-
-    A file is ours by its mark, and belongs to its names by the bindings in its record. What is not ours is as
-    good as absent to those who look, and in the way of those who store: it is never changed or replaced.
+class SsdTree(SsdBase):
+    """A file is ours by its mark, and belongs to its names by the bindings in its record. What is not ours is
+    as good as absent to those who look, and in the way of those who store: it is never changed or replaced.
     """
-
-    def __init__(
-        self, root_fd: int, capacity_bytes: int, records: RecordAttributes, step: Step = lambda _: None
-    ) -> None:
-        super().__init__("ssd", root_fd)
-        self._attributes = self.records = records
-        self.lock = threading.RLock()
-        self.accounts = Accounts(capacity_bytes, super().room())
-        self.walker: Walker | None = None
-        self._step = step
-        self._serial = itertools.count()
-        self.wants_recount = False
-        """Somebody found files missing that the accounts still count: ``ssd_scan`` can count anew."""
-
-    @property
-    def noatime(self) -> int:
-        """The flag that keeps reading from setting the time of access, which ``ssd_uses`` sets; else 0."""
-        return self._noatime
-
-    def room(self) -> Room:
-        """What the tier can hold, as it was known last: no system call. ``refresh_room`` asks anew."""
-        return self.accounts.room()
-
-    def refresh_room(self) -> Room:
-        """Asks the filesystem, which a failing disk may delay, how much is left of it."""
-        self.accounts.filesystem = super().room()
-        return self.accounts.room()
-
-    # What a change means for the accounts and bindings; all of it under the lock
-
-    @contextlib.contextmanager
-    def _growth(self, *directories: Directory) -> Iterator[None]:
-        """Accounts for what directories grow or shrink by while names in them change."""
-        before = {status.st_ino: status for status in (os.fstat(directory.fd) for directory in directories)}
-        try:
-            yield
-        finally:
-            for status in (os.fstat(directory.fd) for directory in directories):
-                self._account(before.pop(status.st_ino, status), status)
-            self.accounts.filesystem = super().room()
-
-    def _account(self, old: os.stat_result, new: os.stat_result) -> None:
-        if old.st_blocks != new.st_blocks:
-            self.accounts.changed(old.st_ino, occupied(old), occupied(new))
-
-    def _status(self, directory: Directory, name: bytes) -> os.stat_result:
-        """The status of something of ours. Raises FileNotFoundError."""
-        status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
-        if not is_ours(status):
-            raise FileNotFoundError(NoSuchPage.errno, "what has this name is not ours", name)
-        return status
-
-    def _open_any(self, directory: Directory, name: bytes) -> int:
-        """A descriptor of a file or directory, for its attributes."""
-        return os.open(name, _ANY | self._noatime, dir_fd=directory.fd)
-
-    @contextlib.contextmanager
-    def _losing(self, directory: Directory, name: bytes) -> Iterator[os.stat_result]:
-        """Around what takes a name away: it is the end of the file, or one of its bindings goes."""
-        status = self._status(directory, name)
-        if stat.S_ISDIR(status.st_mode) or status.st_nlink == 1:
-            yield status
-            self.accounts.changed(status.st_ino, occupied(status), 0)
-            return
-        fd = self._open_any(directory, name)
-        try:
-            yield status
-            self._bind(fd, drop=(self._binding(directory, name),))
-        finally:
-            os.close(fd)
-
-    def _bind(self, fd: int, add: tuple[int, ...] = (), drop: tuple[int, ...] = ()) -> None:
-        before = os.fstat(fd)
-        try:
-            self.records.bind(fd, add, tuple(one for one in drop if one not in add))
-        except OSError as error:
-            if means_too_large(error):
-                raise NotStorable("a file on the SSD has too many names for another one") from error
-            raise
-        self._account(before, os.fstat(fd))
-
-    def _binding(self, directory: Directory, name: bytes) -> int:
-        """What binds a file to its name in a directory, as that is now; 0 where the directory lost its
-        identity, which binds nothing."""
-        if directory is self._root:
-            return binding(ROOT_IDENTITY, name)
-        try:
-            identity = self.records.record(directory.proc + b".").identity
-        except (AttributeMissing, DamagedPage):
-            identity = 0
-        return binding(identity, name) if identity else 0
 
     # Directories
 
@@ -170,7 +34,7 @@ class SsdTree(Tier):
                 os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
                 raise FileExistsError(path)
             self.accounts.require(2 * self.accounts.filesystem.block_size)
-            record = Record(identity=_new_identity())
+            record = Record(identity=new_identity())
             record.names = (binding(self._identity(path.rpartition(b"/")[0]), name),)
             place, temporary = self.beside(TEMPORARY), b"%d" % next(self._serial)
             os.mkdir(temporary, 0o700 | MARK, dir_fd=place.fd)
@@ -240,42 +104,6 @@ class SsdTree(Tier):
         except FileNotFoundError:
             raise NotStorable(f"{path!r} on the SSD is not a directory of ours") from None
 
-    def _identity(self, path: bytes) -> int:
-        """The identity of a directory that is there, made anew where it is lost or the directory
-        misplaced."""
-        identity = ROOT_IDENTITY
-        for prefix in prefixes(path):
-            directory = self._directories.get(prefix)
-            target = directory.proc + b"."
-            bound = binding(identity, prefix.rpartition(b"/")[2])
-            try:
-                record = self.records.record(target)
-            except (AttributeMissing, DamagedPage):
-                record = Record()
-            if not record.identity or bound not in record.names:
-                record.identity, record.names = _new_identity(), (bound,)
-                before = os.fstat(directory.fd)
-                self.records.write(target, record)
-                self._account(before, os.fstat(directory.fd))
-            identity = record.identity
-        return identity
-
-    def is_bound(self, path: bytes, record: Record) -> bool:
-        """Whether a record belongs to the file at ``path``, and all directories on the way are in place."""
-        identity = ROOT_IDENTITY
-        for prefix in prefixes(path):
-            bound = binding(identity, prefix.rpartition(b"/")[2])
-            if prefix == path:
-                return bound in record.names
-            try:
-                directory = self.records.record(self._directories.get(prefix).proc + b".")
-            except (AttributeMissing, DamagedPage, FileNotFoundError, NotADirectoryError):
-                return False
-            if bound not in directory.names or not directory.identity:
-                return False
-            identity = directory.identity
-        return True
-
     # Files
 
     def link(self, old: bytes, new: bytes) -> None:
@@ -310,53 +138,29 @@ class SsdTree(Tier):
     def rename(self, old: bytes, new: bytes, flags: int = 0) -> None:
         """Renames what is ours, over what is ours or to a free name. Raises NotStorable where something else
         is in the way."""
-        with self.lock, contextlib.ExitStack() as stack:
+        with self.lock:
             old_directory, old_name = self._locate(old)
             new_directory, new_name = self._locate(new)
             status = self._status(old_directory, old_name)
-            exchange = bool(flags & syscalls.RENAME_EXCHANGE)
-            moving = [(old_directory, old_name, new_directory, new_name)]
-            if exchange:
-                self._status(new_directory, new_name)
-                self._identity(old.rpartition(b"/")[0])
-                moving.append((new_directory, new_name, old_directory, old_name))
-            elif self._is_same_file(status, new_directory, new_name):
+            if self._is_same_file(status, new_directory, new_name):
+                if flags & syscalls.RENAME_NOREPLACE:
+                    raise FileExistsError(new)
                 return  # POSIX: both names stay
             self._identity(new.rpartition(b"/")[0])
-            # Bound to both names while the name changes, so that a crash in between loses nothing.
-            bindings = []
-            for here, name, there, new_place in moving:
-                fd = self._open_any(here, name)
-                stack.callback(os.close, fd)
-                new_bound = self._binding(there, new_place)
-                bindings.append((fd, self._binding(here, name), new_bound))
-                self._bind(fd, add=(new_bound,))
-            with self._growth(old_directory, new_directory), contextlib.ExitStack() as ends:
-                if not flags and self._stands_in_place(new_directory, new_name):
-                    ends.enter_context(self._losing(new_directory, new_name))
-                syscalls.renameat2(old_directory.fd, old_name, new_directory.fd, new_name, flags)
-            moves: list[Move] = []
-            for fd, old_bound, new_bound in bindings:
-                self._bind(fd, add=(new_bound,), drop=(old_bound,))
-                moves.append(Move(new if moves else old, old if moves else new, os.fstat(fd)))
-            self._moved(moves)
-
-    @staticmethod
-    def _is_same_file(status: os.stat_result, directory: Directory, name: bytes) -> bool:
-        try:
-            return os.path.samestat(status, os.stat(name, dir_fd=directory.fd, follow_symlinks=False))
-        except FileNotFoundError:
-            return False
-
-    def _stands_in_place(self, directory: Directory, name: bytes) -> bool:
-        """Whether something of ours has a name; NotStorable where something else has."""
-        try:
-            status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        if not is_ours(status):
-            raise NotStorable(f"{name!r} on the SSD is not ours: it stays, and the page is not stored")
-        return True
+            renamings = [Renaming(old_directory, old_name, new_directory, new_name)]
+            paths = [(old, new)]
+            if flags & syscalls.RENAME_EXCHANGE:
+                self._status(new_directory, new_name)
+                self._identity(old.rpartition(b"/")[0])
+                renamings.append(Renaming(new_directory, new_name, old_directory, old_name))
+                paths.append((new, old))
+            with self._between_names(renamings) as descriptors:
+                with self._growth(old_directory, new_directory), contextlib.ExitStack() as ends:
+                    if not flags and self._stands_in_place(new_directory, new_name):
+                        ends.enter_context(self._losing(new_directory, new_name))
+                    syscalls.renameat2(old_directory.fd, old_name, new_directory.fd, new_name, flags)
+                statuses = [os.fstat(fd) for fd in descriptors]
+            self._moved([Move(*path, status) for path, status in zip(paths, statuses, strict=True)])
 
     def _moved(self, moves: Sequence[Move]) -> None:
         for move in moves:
@@ -367,52 +171,3 @@ class SsdTree(Tier):
                 self._directories.forget(move.new)
         if self.walker is not None:
             self.walker.moved(moves)
-
-    # Attributes
-
-    def set_attribute(self, path_or_fd: bytes | int, name: str, value: bytes) -> None:
-        with self.lock, self._rewriting(path_or_fd) as target:
-            if name in TEXTS:
-                self.records.set(target, name, value)
-            else:
-                self._set(target, name, value)
-
-    def remove_attribute(self, path_or_fd: bytes | int, name: str) -> None:
-        with self.lock, self._rewriting(path_or_fd) as target:
-            self._attributes.remove(target, name)
-
-    @contextlib.contextmanager
-    def _rewriting(self, path_or_fd: bytes | int) -> Iterator[Target]:
-        """Accounts for blocks that attributes take."""
-        target, _held = self._target(path_or_fd)
-        before = os.stat(target, follow_symlinks=isinstance(target, int))
-        try:
-            yield target
-        finally:
-            self._account(before, os.stat(target, follow_symlinks=isinstance(target, int)))
-
-    def _set(self, target: Target, name: str, value: bytes) -> None:
-        """Raises NotStorable where the filesystem can never hold the attribute, TierFull or OSError where
-        it is full."""
-        self.accounts.require(self.accounts.filesystem.block_size)
-        try:
-            self.records.set(target, name, value)
-        except OSError as error:
-            roomy = super().room().free_bytes >= _FULL_BELOW
-            if means_too_large(error) or (means_no_room(error) and roomy):
-                raise NotStorable(f"the attribute {name} does not fit beside the others of a file") from error
-            raise
-
-    def describe(self, target: Target, record: Record, attributes: AttributeTexts) -> None:
-        """Writes all that is known of a new file or directory."""
-        for name, value in attributes.items():
-            if name in TEXTS:
-                record.set_text(name, value)
-        self.records.write(target, record)
-        for name, value in attributes.items():
-            if name not in TEXTS:
-                self._set(target, name, value)
-
-
-def _new_identity() -> int:
-    return max(FIRST_IDENTITY, secrets.randbits(64))

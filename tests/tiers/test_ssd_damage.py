@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from kvfs.errors import DamagedPage, NoSuchPage
 from kvfs.page import OWNER, digest_of
 from kvfs.syscalls import RENAME_EXCHANGE, renameat2
+from kvfs.tiers import ssd_following as following
 from kvfs.tiers.ssd import SsdTier
 from kvfs.tiers.ssd_directory import MARK
 from kvfs.tiers.ssd_quarantine import REASONS
@@ -117,6 +119,7 @@ def test_damage_while_in_use_is_noticed_at_open(
     with pytest.raises(DamagedPage) as damaged:
         tier.open_page(b"a/b/page")
     assert damaged.value.reason == DAMAGES[damage]
+    assert damaged.value.inode == (tier.directory / "a/b/page").stat().st_ino
     expect_log("a/b/page is quarantined: " + REASONS[damaged.value.reason])
     assert tier.set_aside(b"a/b/page", damaged.value.reason)
     with pytest.raises(NoSuchPage):
@@ -181,6 +184,38 @@ def test_a_page_that_is_gone_is_gone(tier: SsdTier) -> None:
     assert read(tier, b"a/page") == b"again"
     Scan(tier).run()
     check_accounts(tier)
+
+
+def test_a_page_that_was_stored_again_meanwhile_is_not_quarantined(
+    tier: SsdTier, expect_log: LogGuard
+) -> None:
+    store(tier, b"page", b"damaged")
+    damaged = tier.stat(b"page").st_ino
+    store(tier, b"other", b"x")  # so that the number is not used again at once
+    store(tier, b"page", b"good")
+    assert not tier.set_aside(b"page", "bytes", damaged)
+    assert read(tier, b"page") == b"good"
+    expect_log("page is quarantined")
+    assert tier.set_aside(b"page", "bytes", tier.stat(b"page").st_ino)
+
+
+def test_pages_that_move_while_they_are_opened_are_never_taken_for_damaged(tier: SsdTier) -> None:
+    for directory in (b"a", b"b"):
+        store(tier, directory + b"/deep/page", directory * 1000)
+    stop = threading.Event()
+
+    def move() -> None:
+        while not stop.is_set():
+            following.rename(tier, b"a", b"b", RENAME_EXCHANGE)
+
+    mover = threading.Thread(target=move)
+    mover.start()
+    try:
+        for _ in range(2000):
+            assert read(tier, b"a/deep/page")[:1] in (b"a", b"b")
+    finally:
+        stop.set()
+        mover.join()
 
 
 def test_a_page_that_is_removed_while_it_is_stored(tier: SsdTier) -> None:

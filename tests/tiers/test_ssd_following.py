@@ -275,6 +275,9 @@ def test_a_tier_that_follows_a_mount_has_nothing_under_a_wrong_name(tier: SsdTie
             else:
                 continue
             following.rename(tier, path, other)
+        elif action < 0.9 and model.names.get(path) and model.is_free(other):
+            model.names[other] = model.names[path]
+            following.link(tier, path, other)
         elif path in model.names and other in model.names and path != other:
             if path.startswith(other + b"/") or other.startswith(path + b"/"):
                 continue

@@ -15,8 +15,8 @@ from kvfs.errors import DamagedPage, NoSuchPage, NotStorable, TierFull
 from kvfs.page import DIGEST, OWNER, SPARSE, Digest, Owner, digest_of
 from kvfs.tiers import ssd_directory
 from kvfs.tiers.ssd import SsdTier
+from kvfs.tiers.ssd_base import STEPS
 from kvfs.tiers.ssd_record import HITS
-from kvfs.tiers.ssd_tree import STEPS
 from tests.conftest import LogGuard
 from tests.tiers.ssds import (
     DIRECTORY,
