@@ -90,11 +90,11 @@ class Unavailable(KvfsError):
 
 
 class Busy(KvfsError):
-    """The mount is in use and was not unmounted."""
+    """The mount, or some of its pages, are in use: it was not unmounted, they did not leave DRAM."""
 
     exit_code = 7
     errno = numbers.EBUSY
-    meaning = "umount: programs still use the mount; they are listed"
+    meaning = "umount: programs still use the mount; evict: pages are in use. They are listed"
 
 
 class NotMounted(KvfsError):
@@ -126,6 +126,13 @@ class TierUnusable(KvfsError):
     exit_code = 11
     errno = numbers.ENODEV
     meaning = "a directory cannot be a tier: files of others in it, another layout, no extended attributes"
+
+
+class DamagedPages(KvfsError):
+    """Pages are not as they were stored."""
+
+    exit_code = 12
+    meaning = "verify: damaged pages were found; they are listed, and with --repair taken away"
 
 
 class NoSuchPage(KvfsError):
@@ -169,6 +176,12 @@ class TierFull(OutOfRoom):
 
 class TierUncounted(OutOfRoom):
     """What a tier holds is still being counted: wait. Evicting would be for nothing."""
+
+
+class PageInUse(KvfsError):
+    """Somebody uses a page, or writes it: it cannot leave DRAM now."""
+
+    errno = numbers.EBUSY
 
 
 class TimedOut(KvfsError):

@@ -20,8 +20,8 @@ import trio
 
 from kvfs import holding as holdings
 from kvfs.counters import LimitedLog
-from kvfs.errors import OutOfRoom
-from kvfs.index import Entry
+from kvfs.errors import OutOfRoom, PageInUse, TierFailed
+from kvfs.index import SEALED, STORED, UNCHECKED, Entry
 from kvfs.sealing import lease_is_free
 from kvfs.sizes import format_size
 from kvfs.storage.described import RESIDENT
@@ -240,6 +240,30 @@ class Evictor:
         async with self._lock:
             room = self._pool.tier.room()
             await self._free(LEAST_FOR_A_NAME - room.free_bytes, BATCH - room.free_inodes)
+
+    async def evict(self, entry: Entry) -> None:
+        """Evicts one page, wherever it is in the order; with an SSD once that has a copy. Nothing happens to a
+        page that is not in DRAM.
+
+        Raises PageInUse while somebody uses or writes it, and TierFailed where the SSD does not take it.
+        """
+        storage = self._pool.storage
+        if storage is not None and entry.state in (SEALED, UNCHECKED):
+            await storage.demotions.copy(entry)
+        async with self._lock:
+            if entry.state == STORED:
+                return
+            if entry.state not in (SEALED, UNCHECKED) or entry.parent is None:
+                raise PageInUse("the file is being written, or waits for its digest")
+            if storage is not None and entry.stored != RESIDENT:
+                raise TierFailed("the SSD tier does not take the page: it stays in DRAM")
+            descriptors: list[int] = []
+            try:
+                if self._evict(entry, descriptors) < 0:
+                    raise PageInUse("somebody has the page open or mapped")
+            finally:
+                await self._close(descriptors)
+                self.on_evicted()
 
     async def free(self, wanted: int, wanted_inodes: int = 0) -> int:
         """Evicts until about ``wanted`` bytes and inodes were freed; returns how many bytes were."""

@@ -7,7 +7,7 @@ from kvfs import errors
 
 
 def test_exit_codes_are_the_published_ones() -> None:
-    assert [row.code for row in errors.exit_codes()] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 70, 130]
+    assert [row.code for row in errors.exit_codes()] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 70, 130]
     assert len({row.meaning for row in errors.exit_codes()}) == len(errors.exit_codes())
 
 
