@@ -91,7 +91,8 @@ class OpenedPage:
 
 class SsdPages(SsdTree):
     """``direct``, ``direct_reason``: whether pages bypass the page cache, found by trying, and why not.
-    ``damaged`` counts pages that were quarantined, by reason."""
+    ``damaged`` counts pages that were quarantined, by reason. ``temporaries`` are the names of those that are
+    being written: what else lies among them is left over."""
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class SsdPages(SsdTree):
         self.direct = False
         self.direct_reason = "not tried yet"
         self.damaged: Counter[str] = Counter()
+        self.temporaries: set[bytes] = set()
         self.quarantine = Quarantine(records, quarantine_bytes, self.unlink)
         self._is_ordered = ssd_directory.is_ordered(ssd_directory.filesystem_of(root_fd))
         self._limited = LimitedLog(log)
@@ -142,10 +144,12 @@ class SsdPages(SsdTree):
         if reservation is None:
             reservation = self.reserve(page.digest.size)
         temporary = b"%d" % next(self._serial)
+        self.temporaries.add(temporary)
         try:
             with self._typed_errors(page.digest.size):
                 fd = self._write_temporary(temporary, page, source_fd, write)
         except BaseException:
+            self.temporaries.discard(temporary)
             reservation.release()
             raise
         return WrittenPage(page, fd, temporary, reservation)
@@ -165,19 +169,22 @@ class SsdPages(SsdTree):
         except KvfsError:
             self.abandon_page(written)
             raise
-        os.close(written.fd)
-        written.fd = -1
+        self._let_go(written)
         return size
 
     def abandon_page(self, written: WrittenPage) -> None:
         """Deletes a written page that got no name, and lets go of it; nothing happens the second time."""
         if written.fd < 0:
             return
-        os.close(written.fd)
-        written.fd = -1
         if not written.is_named:
             self._unlink_temporary(written.temporary)
+        self._let_go(written)
         written.reservation.release()
+
+    def _let_go(self, written: WrittenPage) -> None:
+        os.close(written.fd)
+        written.fd = -1
+        self.temporaries.discard(written.temporary)
 
     @contextlib.contextmanager
     def _typed_errors(self, size: int) -> Iterator[None]:
