@@ -1,1 +1,1 @@
-"""How bytes move between a page's file on an SSD and its file in DRAM. Mechanism only: no policy, no index."""
+"""How bytes move between a page's file on an SSD and its file in DRAM. Mechanism only."""

@@ -28,7 +28,7 @@ ALIGNMENT: Final = 4096
 """Bytes: what offsets, lengths and addresses of O_DIRECT are multiples of."""
 
 DEPTH: Final = 4
-"""Chunks of one page that are on their way at once. A copy takes at most ``DEPTH * CHUNK`` bytes of memory."""
+"""Chunks of one page that are on their way at once: a copy takes at most ``DEPTH * CHUNK`` bytes."""
 
 
 class Pending(Protocol):
@@ -60,7 +60,7 @@ class Copier(ABC):
 
     @property
     def mode(self) -> str:
-        """What else is to be known of the way; may be "". """
+        """What else is to be known of the way; may be ""."""
         return ""
 
     @abstractmethod
@@ -75,10 +75,12 @@ class Copier(ABC):
 
     def read(self, source_fd: int, target_fd: int, size: int) -> Digest:
         """Fills a file in DRAM, which has its size and its memory already, with ``size`` bytes from a file on
-        the SSD. Bypasses the page cache where ``source_fd`` has O_DIRECT, and cleans up behind itself where it
-        has not. Returns the digest of what was there: where the file is shorter, of fewer bytes.
+        the SSD. Returns the digest of what was there: where the file is shorter, of fewer bytes.
+
+        Bypasses the page cache where ``source_fd`` has O_DIRECT, and else leaves nothing in it.
         """
         direct = is_direct(source_fd)
+        size = min(size, os.fstat(source_fd).st_size)
         state = xxhash.xxh3_128()
         done = begun = 0
         with (
@@ -161,8 +163,8 @@ def is_direct(fd: int) -> bool:
 
 
 class _Flight:
-    """The chunks of one copy that are on their way, the oldest first. At its end all of them have landed, also
-    when the copy fails: until then their memory and the file are in use."""
+    """The chunks of one copy that are on their way, the oldest first. At its end all of them have landed,
+    also when the copy fails: until then their memory and the file are in use."""
 
     def __init__(self, lane: Lane, *, aligned: bool) -> None:
         self._lane = lane
