@@ -33,6 +33,8 @@ class Adoption:
         self._by_inode: dict[int, Entry] = {}
         self._pages: list[tuple[int, Entry]] = []
         self._bytes = 0
+        self.found = 0
+        """How many names there were so far."""
 
     async def run(self) -> None:
         """Takes over everything while the mount serves, and puts the pages in the order of their last use."""
@@ -42,8 +44,6 @@ class Adoption:
         except OSError as error:
             storage.give_up(f"it cannot be walked: {error.strerror}")
             return
-        finally:
-            storage.walked.set()
         storage.tier.suspect = False  # each page is compared with its digest when it is brought up
         self._pages.sort(key=lambda page: page[0])
         for _, entry in self._pages:
@@ -62,6 +62,7 @@ class Adoption:
 
     def adopt(self, batch: list[Stored]) -> None:
         """What was found, parents before their children; what is known already stays as it is."""
+        self.found += len(batch)
         for found in batch:
             parent_path, _, name = found.path.rpartition(b"/")
             parent = self._storage.pool.index.find(parent_path)

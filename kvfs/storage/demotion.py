@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from kvfs.counters import LimitedLog
-from kvfs.errors import DamagedPage, NotStorable, TierFull, TierUncounted
+from kvfs.errors import DamagedPage, NotStorable, TierFailed, TierFull, TierUncounted, TimedOut
 from kvfs.index import SEALED, UNCHECKED, Entry
 from kvfs.page import DIGEST, OWNER, SPARSE, USER, Digest
 from kvfs.storage.described import RESIDENT
@@ -91,8 +92,7 @@ class Demotions:
                 with trio.move_on_after(RETRY_SECONDS):
                     await self._changed.wait()
                 continue
-            nursery.start_soon(self.copy, entry)
-            await trio.lowlevel.checkpoint()
+            await nursery.start(self.copy, entry)
 
     async def finish(self) -> None:
         """Copies all that waits, without waiting for it to settle; for the end of a mount."""
@@ -117,19 +117,20 @@ class Demotions:
             for _ in range(WRITERS):
                 nursery.start_soon(copy_some)
 
-    async def copy(self, entry: Entry) -> bool:
+    async def copy(self, entry: Entry, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> bool:
         """Gives a page its copy on the SSD; says whether it has one now. No failure ends the mount."""
         while (running := self._running.get(entry)) is not None:
             await running.wait()
+        task_status.started()
         if entry.stored == RESIDENT:
             self.forget(entry)
             return True
         done = self._running[entry] = trio.Event()
         try:
             return await self._copy(entry)
-        except (DamagedPage, NotStorable, FileNotFoundError) as error:
+        except (DamagedPage, NotStorable, TierFailed, FileNotFoundError) as error:
             self._refused("not-storable", entry, error)
-        except (TierFull, TierUncounted, OSError) as error:
+        except (TierFull, TierUncounted, TimedOut, OSError) as error:
             self._refused("full" if isinstance(error, TierFull) else "io-error", entry, error)
         except Exception as error:
             self._log.warning("bug", "a page could not be copied to the SSD", error)
@@ -151,6 +152,7 @@ class Demotions:
         if entry.state not in (SEALED, UNCHECKED) or entry.parent is None:
             self.forget(entry)
             return False
+        self._storage.health.require(trio.current_time())
         fd = pool.tier.open(entry.path(), _UNSEEN)
         try:
             page = self._describe(fd)
@@ -170,10 +172,29 @@ class Demotions:
         return await self._write_in_thread(page, fd, await storage.reserve(page.digest.size))
 
     async def _write_in_thread(self, page: NewPage, fd: int, reservation: Reservation) -> WrittenPage:
-        storage = self._storage
-        return await trio.to_thread.run_sync(
-            storage.tier.write_page, page, fd, storage.write, reservation, limiter=self._threads
-        )
+        storage, left_behind = self._storage, threading.Event()
+
+        def write(source: int) -> WrittenPage:
+            written = storage.tier.write_page(page, source, storage.write, reservation)
+            if left_behind.is_set():
+                storage.tier.abandon_page(written)
+            return written
+
+        job = storage.jobs.new(write, fd)
+        try:
+            with trio.move_on_after(storage.io_timeout):
+                written = await trio.to_thread.run_sync(
+                    job.run, limiter=self._threads, abandon_on_cancel=True
+                )
+                storage.succeeded()
+                return written
+        except OSError as error:
+            storage.failed(error.strerror or str(error))
+            raise
+        finally:
+            left_behind.set()
+            job.abandon()
+        raise storage.failed(f"a page could not be written within {storage.io_timeout:g} s")
 
     def _describe(self, fd: int) -> NewPage:
         tier, status = self._storage.pool.tier, os.fstat(fd)

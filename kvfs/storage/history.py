@@ -80,6 +80,8 @@ class History(NoHistory):
         self.failure = ""
         """Why the SSD does not do what it is told; empty while it does."""
         self.is_lost = False
+        self.renames = 0
+        """How many renames there were: whoever asks the SSD by a path asks again when one came between."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -124,6 +126,7 @@ class History(NoHistory):
         self.append(lambda: following.link(self._tier, old, new))
 
     def rename(self, old: bytes, new: bytes, flags: int) -> None:
+        self.renames += 1
         self.append(lambda: following.rename(self._tier, old, new, flags))
 
     def set_owner(self, path: bytes, owner: Owner) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from kvfs.counters import LimitedLog
-from kvfs.errors import DamagedPage, NoSuchPage, StalePage, TimedOut
+from kvfs.errors import DamagedPage, NoSuchPage, StalePage
 from kvfs.index import SEALED, STORED, Entry
 from kvfs.page import DIGEST, OWNER, SPARSE, Digest
 from kvfs.storage.described import RESIDENT
@@ -47,9 +47,8 @@ class _Fetch:
 class Promotions:
     """Fetches under way. Belongs to the event loop."""
 
-    def __init__(self, storage: Storage, io_timeout: float) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._io_timeout = io_timeout
         self._fetches: dict[Entry, _Fetch] = {}
         self._threads = trio.CapacityLimiter(READERS)
         self._serial = 0
@@ -66,19 +65,13 @@ class Promotions:
             if fetch is None:
                 fetch = self._fetches[entry] = _Fetch()
                 self._storage.nursery.start_soon(self._run, entry, fetch)
-            with trio.move_on_after(self._io_timeout):
-                await fetch.done.wait()
-            if not fetch.done.is_set():
-                self._storage.health.failed("a read takes too long", trio.current_time())
-                raise TimedOut(f"the SSD did not answer within {self._io_timeout:g} s")
+            await fetch.done.wait()
             if fetch.error is not None:
                 raise fetch.error
 
     async def _run(self, entry: Entry, fetch: _Fetch) -> None:
         try:
             await self._fetch(entry)
-        except (OSError, StalePage, NoSuchPage, TimedOut) as error:
-            fetch.error = error
         except Exception as error:
             fetch.error = error
         finally:
@@ -87,19 +80,14 @@ class Promotions:
 
     async def _fetch(self, entry: Entry) -> None:
         storage, pool = self._storage, self._storage.pool
-        await storage.history.settled()
-        if entry.state != STORED or entry.parent is None:
-            return
         try:
-            opened = await trio.to_thread.run_sync(
-                storage.tier.open_page, entry.path(), storage.open_flags, limiter=self._threads
-            )
+            opened = await storage.ask(entry, lambda path: storage.tier.open_page(path, storage.open_flags))
         except NoSuchPage as error:
             pool.counters.misses["vanished"] += 1
             pool.remove_everywhere(entry)
             raise StalePage(str(error)) from None
         except DamagedPage as error:
-            await self._damaged(entry, error.reason)
+            self._damaged(entry, error.reason)
             raise StalePage(str(error)) from error
         try:
             await self._fill(entry, opened)
@@ -107,21 +95,19 @@ class Promotions:
             os.close(opened.fd)
 
     async def _fill(self, entry: Entry, opened: OpenedPage) -> None:
-        storage, pool = self._storage, self._storage.pool
+        pool = self._storage.pool
         size = opened.status.st_size
         await pool.evictor.require(size)
         self._serial += 1
         temporary = b".kvfs-promotion-%d" % self._serial
         target = pool.tier.create(temporary)
         try:
-            digest = await trio.to_thread.run_sync(
-                _fill, storage.read, opened.fd, target, size, limiter=self._threads
-            )
-            if digest != opened.digest:
-                await self._damaged(entry, "bytes")
-                raise StalePage("the page is damaged on the SSD")
+            digest = await self._copy(opened.fd, target, size)
             if entry.state != STORED or entry.parent is None:
                 return
+            if digest != opened.digest:
+                self._damaged(entry, "bytes")
+                raise StalePage("the page is damaged on the SSD")
             self._install(entry, opened, target, temporary)
         finally:
             os.close(target)
@@ -129,6 +115,22 @@ class Promotions:
                 pool.tier.unlink(temporary)
         self.read += 1
         self.read_bytes += size
+
+    async def _copy(self, source: int, target: int, size: int) -> Digest:
+        """The bytes, and their digest. Raises TimedOut, and OSError where the disk fails."""
+        storage = self._storage
+        job = storage.jobs.new(lambda one, other: _fill(storage.read, one, other, size), source, target)
+        try:
+            with trio.move_on_after(storage.io_timeout):
+                digest = await trio.to_thread.run_sync(job.run, limiter=self._threads, abandon_on_cancel=True)
+                storage.succeeded()
+                return digest
+        except OSError as error:
+            storage.failed(error.strerror or str(error))
+            raise
+        finally:
+            job.abandon()
+        raise storage.failed(f"a page could not be read within {storage.io_timeout:g} s")
 
     def _install(self, entry: Entry, opened: OpenedPage, target: int, temporary: bytes) -> None:
         """The file in DRAM becomes the page: attributes first, then its names."""
@@ -151,10 +153,9 @@ class Promotions:
         pool.policy.add(entry)
         pool.evictor.note_size(entry.size)
 
-    async def _damaged(self, entry: Entry, reason: str) -> None:
+    def _damaged(self, entry: Entry, reason: str) -> None:
         """A miss, and the file in quarantine."""
         pool, path = self._storage.pool, entry.path()
         pool.counters.misses["corrupt"] += 1
-        await trio.to_thread.run_sync(self._storage.tier.set_aside, path, reason)
-        if entry.parent is not None and entry.state == STORED:
-            pool.remove_everywhere(entry)
+        self._storage.history.append(lambda: self._storage.tier.set_aside(path, reason))
+        pool.remove_everywhere(entry)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
+from kvfs.copies.jobs import Jobs
 from kvfs.counters import LimitedLog
-from kvfs.errors import TierFull, TierUncounted, TimedOut
+from kvfs.errors import KvfsError, StalePage, TierFull, TierUncounted, TimedOut
 from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import OWNER, Digest
 from kvfs.policy import LeastRecentlyUsed
@@ -20,9 +22,11 @@ from kvfs.storage.demotion import Demotions
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.history import History
 from kvfs.storage.promotion import Promotions
+from kvfs.storage.upkeep import Upkeep
 from kvfs.tiers.base import Room
 from kvfs.tiers.ssd_accounts import Reservation
 from kvfs.tiers.ssd_health import Health
+from kvfs.tiers.ssd_pages import OpenedPage
 
 if TYPE_CHECKING:
     from kvfs.pool import Pool
@@ -33,6 +37,8 @@ log = logging.getLogger("kvfs.storage")
 LEAST_EVICTED = 16 << 20
 """Bytes: making a little more room than is asked for saves asking the disk for each page."""
 
+ABANDONED = 16
+"""Copies that may be stuck in the kernel, each with a thread and descriptors of its own."""
 QUESTIONS = 4
 """Threads that ask for attributes: a disk that hangs takes no more than these."""
 
@@ -61,12 +67,14 @@ class Storage:
         self.read = read
         self.read_path = read_path
         self._started = time.monotonic()
-        self._io_timeout = io_timeout
+        self.io_timeout = io_timeout
+        self.jobs = Jobs(ABANDONED)
         self._questions = trio.CapacityLimiter(QUESTIONS)
         self.health = Health("SSD tier")
         self.history = History(tier, self.give_up)
         self.demotions = Demotions(self, settle_seconds)
-        self.promotions = Promotions(self, io_timeout)
+        self.promotions = Promotions(self)
+        self.upkeep = Upkeep(self)
         self.order: LeastRecentlyUsed[Entry] = LeastRecentlyUsed()
         """Pages that are on the SSD only."""
         self.adoption = Adoption(self)
@@ -91,16 +99,30 @@ class Storage:
         nursery.start_soon(self._walk)
 
     async def _walk(self) -> None:
-        await self.adoption.run()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_walk, nursery.cancel_scope)
+            await self.adoption.run()
+            nursery.cancel_scope.cancel()
+        self.walked.set()
         self.rewritten.clear()
         self.on_walked()
+
+    async def _watch_walk(self, walk: trio.CancelScope) -> None:
+        """Nobody waits for a disk that does not answer."""
+        seen = -1
+        while seen != self.adoption.found:
+            seen = self.adoption.found
+            await trio.sleep(self.io_timeout)
+        self.give_up(f"a walk over it found nothing new for {self.io_timeout:g} s")
+        walk.cancel()
 
     async def find(self, directory: Directory, name: bytes) -> Entry | None:
         """What the SSD has under a name that the index does not know, while it is being walked."""
         if self.walked.is_set() or self.history.is_lost:
             return None
         path = directory.child_path(name)
-        found = await self._ask(lambda path: look(self.tier, path), path)
+        await self._follow()
+        found = await self._in_thread(lambda path: look(self.tier, path), path)
         if found is not None and name not in directory.children:
             self.adoption.adopt([found])
         return directory.children.get(name)
@@ -113,7 +135,8 @@ class Storage:
     @property
     def is_working(self) -> bool:
         """Whether pages may be written to the SSD now."""
-        return self.walked.is_set() and not self.history.is_lost and not self.history.failure
+        works = not self.history.is_lost and not self.history.failure and not self.health.is_failed
+        return works and self.walked.is_set()
 
     def parents(self, directory: Directory) -> list[dict[str, bytes]]:
         """The attributes of the directories on the way to what lies in ``directory``, from the top."""
@@ -161,20 +184,71 @@ class Storage:
 
     async def read_attribute(self, entry: Entry, name: str) -> bytes:
         """An attribute of a page that is only here. Raises AttributeMissing, TimedOut."""
-        return await self._ask(lambda path: self.tier.get_attribute(path, name), entry.path())
+        return await self.ask(entry, lambda path: self.tier.get_attribute(path, name))
 
     async def list_attributes(self, entry: Entry) -> list[str]:
         """The names of the attributes of a page that is only here. Raises TimedOut."""
-        return await self._ask(self.tier.list_attributes, entry.path())
+        return await self.ask(entry, self.tier.list_attributes)
 
-    async def _ask(self, question: Callable[[bytes], Answer], path: bytes) -> Answer:
-        """Asks the disk about a path, once it has followed the mount."""
-        with trio.move_on_after(self._io_timeout):
+    async def ask(self, entry: Entry, question: Callable[[bytes], Answer]) -> Answer:
+        """Asks the disk about an entry, by its path: once the disk has followed the mount so far, and again
+        if a rename came between, since the path may have meant another file. Raises StalePage, TimedOut."""
+        while True:
+            await self._follow()
+            if entry.parent is None:
+                raise StalePage("the page was removed")
+            renames = self.history.renames
+            try:
+                answer = await self._in_thread(question, entry.path())
+            except (OSError, KvfsError):
+                if renames == self.history.renames:
+                    raise
+            else:
+                if renames == self.history.renames:
+                    return answer
+                if isinstance(answer, OpenedPage):
+                    os.close(answer.fd)
+
+    async def _follow(self) -> None:
+        with trio.move_on_after(self.io_timeout):
             await self.history.settled()
-            return await trio.to_thread.run_sync(
-                question, path, limiter=self._questions, abandon_on_cancel=True
-            )
-        raise TimedOut(f"the SSD did not answer within {self._io_timeout:g} s")
+            return
+        raise self.failed("it does not follow the mount")
+
+    async def _in_thread(self, question: Callable[[bytes], Answer], path: bytes) -> Answer:
+        """One call that may wait for the disk. Raises TimedOut, and what the call raises."""
+        self.health.require(trio.current_time())
+        left_behind = threading.Event()
+
+        def call() -> Answer:
+            answer = question(path)
+            if left_behind.is_set() and isinstance(answer, OpenedPage):
+                os.close(answer.fd)
+            return answer
+
+        try:
+            with trio.move_on_after(self.io_timeout):
+                answer = await trio.to_thread.run_sync(call, limiter=self._questions, abandon_on_cancel=True)
+                self.succeeded()
+                return answer
+        except OSError as error:
+            self.failed(error.strerror or str(error))
+            raise
+        finally:
+            left_behind.set()
+        raise self.failed(f"it did not answer within {self.io_timeout:g} s")
+
+    def succeeded(self) -> None:
+        """The disk did what it was asked."""
+        if self.health.succeeded():
+            log.info("the SSD tier works again")
+
+    def failed(self, reason: str) -> TimedOut:
+        """The disk failed, or did not answer: it is asked less from now on, until it works. An error to raise
+        where nothing else says so."""
+        if self.health.failed(reason, trio.current_time()):
+            self._log.warning("failed", f"the SSD tier fails: {reason}")
+        return TimedOut(f"the SSD tier: {reason}")
 
     # Room on the SSD
 
@@ -251,6 +325,8 @@ class Storage:
     def degraded(self) -> list[str]:
         """What is off, each with its reason."""
         lines = []
+        if self.health.is_failed:
+            lines.append(f"the SSD tier fails: {self.health.statistics().reason}")
         if self.history.is_lost:
             lines.append("the SSD tier was given up: it is used again after the next mount")
         elif self.history.failure:

@@ -24,7 +24,7 @@ from tests.pool.conftest import (  # noqa: F401
     tier,
 )
 from tests.pool.faces import KernelFace
-from tests.storage.disks import check_storage, storage_of
+from tests.storage.disks import check_storage, let_threads_end, storage_of
 from tests.tiers.ssds import attach
 
 CAPACITY = 256 << 20
@@ -49,6 +49,9 @@ def pool(tier: DramTier, ssd: SsdTier, face: KernelFace) -> Iterator[Pool]:  # n
     storage_of(pool, ssd)
     pool.attach_face(face)
     yield pool
+    assert pool.storage is not None
+    pool.storage.demotions.close()
+    let_threads_end(pool.storage)
     try:
         check_pool(pool, face)
         check_storage(pool)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import time
 
 from kvfs.index import SEALED, STORED, UNCHECKED, Entry
 from kvfs.page import Digest, digest_of
@@ -57,6 +59,15 @@ def on_ssd(pool: Pool, path: bytes) -> bytes | None:
         return None
     with os.fdopen(fd, "rb") as file:
         return file.read()
+
+
+def let_threads_end(storage: Storage) -> None:
+    """The loop has ended; what it left behind in threads gives back what it has."""
+    deadline = time.monotonic() + 10
+    while storage.jobs.abandoned or storage.tier.accounts.reserved_bytes:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    gc.collect()  # an error from a thread and its trace hold each other, and a directory with them
 
 
 def check_storage(pool: Pool) -> None:

@@ -251,6 +251,7 @@ async def test_a_damaged_page_is_a_miss_and_can_be_stored_again(
     with pytest.raises(StalePage):
         await read(openings, entry)
     assert pool.index.find(b"page") is None
+    await storage.history.settled()
     assert dict(pool.counters.misses) == {"vanished" if kind == "gone" else "corrupt": 1}
     assert len(storage.tier.list_quarantined()) == (kind != "gone")
     again = await stored(pool, b"page", OLD)

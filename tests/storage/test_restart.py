@@ -154,6 +154,7 @@ async def test_a_page_damaged_meanwhile_is_a_miss(base: Path, expect_log: LogGua
             await read(openings, files.find(pool, b"page"))
         assert pool.index.find(b"page") is None
         assert await read(openings, files.find(pool, b"other")) == NEW
+        await storage(pool).history.settled()
 
 
 async def test_files_of_others_are_left_alone(base: Path, expect_log: LogGuard) -> None:
