@@ -33,6 +33,7 @@ from kvfs.pool import Pool
 from kvfs.sealing import ignore_lease_breaks
 from kvfs.state import StateDirectory
 from kvfs.storage.storage import Storage
+from kvfs.storage.upkeep import leftovers_text
 from kvfs.tiers.dram import DramTier
 from kvfs.tiers.ssd import SsdPlace, SsdTier
 
@@ -121,6 +122,7 @@ class Daemon:
                 b"config": lambda: (json.dumps(status.config(), indent=2) + "\n").encode(),
             },
             (config.owner_uid, config.owner_gid),
+            {b"leftovers": partial(leftovers_text, pool.storage)},
         )
         channel.start()
         session = f"/dev/fd/{channel.session_fd}"

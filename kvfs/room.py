@@ -242,8 +242,8 @@ class Evictor:
             await self._free(LEAST_FOR_A_NAME - room.free_bytes, BATCH - room.free_inodes)
 
     async def evict(self, entry: Entry) -> None:
-        """Evicts one page, wherever it is in the order; with an SSD once that has a copy. Nothing happens to a
-        page that is not in DRAM.
+        """Evicts one page, wherever it is in the order; with an SSD once that has a copy. Nothing happens where
+        it is not in DRAM.
 
         Raises PageInUse while somebody uses or writes it, and TierFailed where the SSD does not take it.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import pyfuse3
 
@@ -14,11 +14,19 @@ FIRST_FILE_NUMBER = 3
 
 
 class ControlFiles:
-    """Files whose text is made when they are opened."""
+    """Files whose text is made when they are opened. ``slow_texts`` are those that wait for a disk: they show
+    a size of 0, as files in /proc do."""
 
-    def __init__(self, texts: dict[bytes, Callable[[], bytes]], owner: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        texts: Mapping[bytes, Callable[[], bytes]],
+        owner: tuple[int, int],
+        slow_texts: Mapping[bytes, Callable[[], Awaitable[bytes]]] | None = None,
+    ) -> None:
         self._texts = texts
-        self._numbers = {name: FIRST_FILE_NUMBER + place for place, name in enumerate(texts)}
+        self._slow_texts = slow_texts or {}
+        names = (*self._texts, *self._slow_texts)
+        self._numbers = {name: FIRST_FILE_NUMBER + place for place, name in enumerate(names)}
         self._names = {number: name for name, number in self._numbers.items()}
         self._owner = owner
         self._since = time.time_ns()
@@ -32,8 +40,15 @@ class ControlFiles:
     def names(self) -> list[tuple[bytes, int]]:
         return list(self._numbers.items())
 
-    def text(self, number: int) -> bytes:
-        return self._texts[self._names[number]]()
+    async def text(self, number: int) -> bytes:
+        name = self._names[number]
+        if name in self._slow_texts:
+            return await self._slow_texts[name]()
+        return self._texts[name]()
+
+    def _size(self, number: int) -> int:
+        make = self._texts.get(self._names[number])
+        return 0 if make is None else len(make())
 
     def attributes(self, number: int) -> pyfuse3.EntryAttributes:
         attributes = pyfuse3.EntryAttributes()
@@ -48,7 +63,7 @@ class ControlFiles:
         else:
             attributes.st_mode = pyfuse3.ModeT(stat.S_IFREG | 0o444)
             attributes.st_nlink = 1
-            attributes.st_size = len(self.text(number))
+            attributes.st_size = self._size(number)
             now = time.time_ns()
         attributes.st_atime_ns = attributes.st_mtime_ns = attributes.st_ctime_ns = now
         return attributes

@@ -21,6 +21,7 @@ from kvfs.fs.attributes import (
 from kvfs.fs.control import ControlFiles
 from kvfs.fs.files import Files
 from kvfs.fs.guard import guard
+from kvfs.fs.requests import NAMES, Requests
 from kvfs.index import Directory, Entry
 from kvfs.page import Owner
 from kvfs.pool import Pool
@@ -42,6 +43,7 @@ class Operations(pyfuse3.Operations):
         self._files = files
         self._control = control_files
         self._attributes = ExtendedAttributes(pool)
+        self._requests = Requests(pool)
         self._listings: dict[int, tuple[Directory | None, list[tuple[bytes, Entry | int]]]] = {}
         self._next_listing = 1
 
@@ -164,12 +166,17 @@ class Operations(pyfuse3.Operations):
     async def getxattr(self, inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         if self._control.is_control(inode):
             raise AttributeMissing(os.fsdecode(name))
-        return await self._attributes.get(self._entry(inode), os.fsdecode(name))
+        entry, text = self._entry(inode), os.fsdecode(name)
+        return await (self._requests if text in NAMES else self._attributes).get(entry, text)
 
     async def setxattr(self, inode: InodeT, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
         if self._control.is_control(inode):
             raise FUSEError(errno.EPERM)
-        await self._attributes.set(self._entry(inode), os.fsdecode(name), value)
+        entry, text = self._entry(inode), os.fsdecode(name)
+        if text in NAMES:
+            await self._requests.set(entry, text, value, ctx.uid)
+        else:
+            await self._attributes.set(entry, text, value)
 
     async def removexattr(self, inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         if self._control.is_control(inode):
@@ -330,7 +337,7 @@ class Operations(pyfuse3.Operations):
 
     async def open(self, inode: InodeT, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if self._control.is_control(inode):
-            return self._files.open_text(self._control.text(inode), flags)
+            return self._files.open_text(await self._control.text(inode), flags)
         return await self._files.open(self._entry(inode), flags)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:

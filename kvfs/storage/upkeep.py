@@ -6,6 +6,7 @@ on.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -132,6 +133,12 @@ class Upkeep:
         finally:
             self._count = None
             count.done.set()
+
+
+async def leftovers_text(storage: Storage | None) -> bytes:
+    """The content of .kvfs/leftovers: JSON, in which "ssd" is null without an SSD tier."""
+    found = None if storage is None else await storage.upkeep.leftovers()
+    return (json.dumps({"ssd": found}, indent=2) + "\n").encode()
 
 
 def _row(path: bytes, size: int, since_ns: int, **more: str) -> dict[str, Any]:
