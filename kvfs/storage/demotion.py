@@ -180,7 +180,11 @@ class Demotions:
                 storage.tier.abandon_page(written)
             return written
 
-        job = storage.jobs.new(write, fd)
+        try:
+            job = storage.jobs.new(write, fd)
+        except (OSError, TimedOut):
+            reservation.release()
+            raise
         try:
             with trio.move_on_after(storage.io_timeout):
                 written = await trio.to_thread.run_sync(
@@ -193,7 +197,8 @@ class Demotions:
             raise
         finally:
             left_behind.set()
-            job.abandon()
+            if job.abandon():
+                reservation.release()
         raise storage.failed(f"a page could not be written within {storage.io_timeout:g} s")
 
     def _describe(self, fd: int) -> NewPage:

@@ -80,6 +80,8 @@ class History(NoHistory):
         self.failure = ""
         """Why the SSD does not do what it is told; empty while it does."""
         self.is_lost = False
+        self.is_busy = False
+        """Whether the thread does steps now; it goes on when the mount has ended meanwhile."""
         self.renames = 0
         """How many renames there were: whoever asks the SSD by a path asks again when one came between."""
 
@@ -157,7 +159,7 @@ class History(NoHistory):
                 self._changed = trio.Event()
                 await self._changed.wait()
             batch = [self._steps[place] for place in range(min(BATCH, len(self._steps)))]
-            finished, failure = await trio.to_thread.run_sync(_do, batch, abandon_on_cancel=True)
+            finished, failure = await trio.to_thread.run_sync(self._do, batch, abandon_on_cancel=True)
             if self.is_lost:
                 continue
             for step, error in finished:
@@ -174,12 +176,25 @@ class History(NoHistory):
             await trio.sleep(pause)
             pause = min(pause * 2, LAST_RETRY)
 
+    def _do(self, steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
+        """In the thread: does the steps up to the first at which the disk fails; returns those, each with its
+        error, and why."""
+        self.is_busy = True
+        try:
+            return _do(steps)
+        finally:
+            self.is_busy = False
+
 
 _OF_THE_DISK = frozenset((errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT))
 
 
+def _set_times(tier: SsdTree, path: bytes, access_ns: int, modification_ns: int) -> None:
+    with suppress(FileNotFoundError):
+        tier.utime(path, (access_ns, modification_ns))
+
+
 def _do(steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
-    """Does the steps up to the first at which the disk fails; returns those, each with its error, and why."""
     finished: list[tuple[Step, Exception | None]] = []
     for step in steps:
         try:
@@ -193,8 +208,3 @@ def _do(steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
         else:
             finished.append((step, None))
     return finished, ""
-
-
-def _set_times(tier: SsdTree, path: bytes, access_ns: int, modification_ns: int) -> None:
-    with suppress(FileNotFoundError):
-        tier.utime(path, (access_ns, modification_ns))

@@ -64,7 +64,7 @@ def on_ssd(pool: Pool, path: bytes) -> bytes | None:
 def let_threads_end(storage: Storage) -> None:
     """The loop has ended; what it left behind in threads gives back what it has."""
     deadline = time.monotonic() + 10
-    while storage.jobs.abandoned or storage.tier.accounts.reserved_bytes:
+    while storage.history.is_busy or storage.jobs.abandoned or storage.tier.accounts.reserved_bytes:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     gc.collect()  # an error from a thread and its trace hold each other, and a directory with them
