@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import xxhash
@@ -31,6 +32,10 @@ _HAS_DIGEST = 1
 _HAS_OWNER = 2
 _IS_SPARSE = 4
 _HAS_IDENTITY = 8
+
+
+_owner = lru_cache(maxsize=1024)(Owner)
+"""Pages share their owners."""
 
 
 @dataclass(slots=True)
@@ -86,7 +91,7 @@ class Record:
             record.digest = Digest(content.hex(), size)
             offset += _DIGEST.size
         if fields & _HAS_OWNER:
-            record.owner = Owner(*_OWNER.unpack_from(value, offset))
+            record.owner = _owner(*_OWNER.unpack_from(value, offset))
             offset += _OWNER.size
         (record.hits,) = _HITS.unpack_from(value, offset)
         offset += _HITS.size
