@@ -53,11 +53,15 @@ class MountEntry:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that keeps a mount busy; ``what`` reads "open file PATH", "working directory PATH", …"""
+    """A process that keeps a mount busy; ``what`` reads "open file PATH", "working directory PATH", …
+
+    Not ``is_known``: it may keep it busy, and does not let itself be looked at.
+    """
 
     pid: int
     name: str
     what: str
+    is_known: bool = True
 
 
 def _unescape(field: bytes) -> str:
@@ -216,11 +220,12 @@ def holders(device: str) -> list[Holder]:
             break
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             uses = answer_within(seconds, partial(_uses, process, device))
+            known = uses is not None
             if uses is None:
                 uses = ["does not let itself be looked at, and may hold it"]
             if uses:
                 name = (process / "comm").read_text(errors="replace").rstrip("\n")
-                found += [Holder(number, name, what) for what in uses]
+                found += [Holder(number, name, what, known) for what in uses]
     return found
 
 

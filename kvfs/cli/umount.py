@@ -76,7 +76,7 @@ def _take_down(
         if isinstance(error, OSError) and error.errno == numbers.EBUSY:
             raise Busy(_who_is_busy(mountpoint, entry.device)) from None
         raise
-    if users:
+    if any(user.is_known for user in users):
         print(
             f"{mountpoint} is detached; the daemon ends when the last of these lets go:",
             *(f"  {user.pid} {user.name}: {user.what}" for user in users),
