@@ -6,7 +6,7 @@ import os
 import time
 from typing import Protocol
 
-from kvfs.index import Entry
+from kvfs.index import Directory, Entry
 from kvfs.page import Owner
 
 
@@ -65,6 +65,9 @@ class Face(Protocol):
     def publish(self, entry: Entry) -> None:
         """The entry's holding, its ready id, owner or state changed: answer for it from now on."""
 
+    def publish_directory(self, directory: Directory, fd: int) -> None:
+        """Tell the attributes of a directory from this descriptor, until it is released."""
+
     def describe(self, entry: Entry, status: os.stat_result) -> None:
         """What stat tells of an entry for as long as it is published without a descriptor."""
 
@@ -102,6 +105,8 @@ class NoFace:
     """The face of a pool that is not mounted."""
 
     def publish(self, entry: Entry) -> None: ...
+
+    def publish_directory(self, directory: Directory, fd: int) -> None: ...
 
     def describe(self, entry: Entry, status: os.stat_result) -> None: ...
 

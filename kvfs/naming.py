@@ -44,6 +44,7 @@ class Naming:
             os.close(write_fd)
             pool.tier.unlink(path)
             raise
+        pool.directories.use(parent)
         entry = pool.index.add(parent, name, owner, DRAFT)
         entry.holding = Holding(read_fd)
         entry.holding.kept_if_empty = False
@@ -118,6 +119,7 @@ class Naming:
                     raise
         if entry is not None and entry.stored is not None:
             pool.history.unlink(path)
+        pool.directories.use(parent)
         return pool.detached(pool.index.remove(parent, name))
 
     def remove_directory(self, parent: Directory, name: bytes) -> None:
@@ -161,6 +163,8 @@ class Naming:
             return -1
         if one is other:  # two hard links of one file: POSIX leaves both
             return -1
+        pool.directories.use(old)
+        pool.directories.use(new)
         replaced = pool.index.move(old, old_name, new, new_name)
         pool.idle.changed(one)
         return -1 if replaced is None else pool.detached(replaced)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from kvfs import holding as holdings
+from kvfs.busy_directories import BusyDirectories
 from kvfs.counters import Counters, LimitedLog
 from kvfs.errors import NoSuchPage, StalePage
 from kvfs.holding import Face, Holding, NoFace
@@ -64,6 +65,7 @@ class Pool:
         """Who is told of changes of names, so that the SSD follows; with an SSD, a `History`."""
         self.storage: Storage | None = None
         self.idle = IdlePages(tier, idle_limit)
+        self.directories = BusyDirectories(tier)
         self.names = Naming(self)
         self.evictor = Evictor(self, reserve_percent)
         self.sealer: Sealer
@@ -82,7 +84,7 @@ class Pool:
 
     def attach_face(self, face: Face) -> None:
         """From now on the kernel asks; before, nothing may be held."""
-        self.face = self.idle.face = face
+        self.face = self.idle.face = self.directories.face = face
         self.index.tell(face)
 
     def close(self) -> None:
@@ -90,6 +92,7 @@ class Pool:
         for entry in self.index.entries():
             if entry.holding is not None:
                 holdings.close(entry, self.face)
+        self.directories.close()
         if self.storage is not None:
             self.storage.demotions.close()
 
@@ -168,6 +171,8 @@ class Pool:
             return -1
         self.leave_order(entry)
         self.idle.discard(entry)
+        if isinstance(entry, Directory):
+            self.directories.forget(entry)
         if self.storage is not None:
             self.storage.demotions.forget(entry)
             entry.stored = None  # the history takes it away
@@ -364,6 +369,8 @@ class Pool:
             target: bytes | int = entry.path() if entry.holding is None else entry.holding.read_fd
             self.tier.set_attribute(target, OWNER, owner.format().encode())
         entry.owner = self.index.intern(owner)
+        if isinstance(entry, Directory):
+            self.directories.changed(entry)
         if entry.holding is not None:
             self.face.publish(entry)
         self.idle.changed(entry)

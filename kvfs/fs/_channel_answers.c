@@ -78,7 +78,9 @@ static bool describe(struct record *record, uint64_t nodeid, struct fuse_attr *a
                                .uid = record->uid,
                                .gid = record->gid,
                                .blksize = (uint32_t)status.st_blksize};
-    *valid_seconds = (record->flags & RECORD_SEALED) ? CHANNEL_CACHE_SECONDS : 0;
+    *valid_seconds = (record->flags & RECORD_SEALED) ? CHANNEL_CACHE_SECONDS
+                     : S_ISDIR(record->mode)         ? CHANNEL_DIRECTORY_SECONDS
+                                                     : 0;
     return true;
 }
 

@@ -16,7 +16,7 @@ import resource
 
 from kvfs.fs._channel import Channel
 from kvfs.fs.invalidation import Invalidations
-from kvfs.index import SEALED, Entry
+from kvfs.index import SEALED, Directory, Entry
 
 log = logging.getLogger("kvfs.channel")
 
@@ -114,6 +114,10 @@ class KernelChannel:
             owner.uid,
             owner.gid,
         )
+
+    def publish_directory(self, directory: Directory, fd: int) -> None:
+        owner = directory.owner
+        self._native.publish(directory.number, fd, -1, 0, False, owner.mode, owner.uid, owner.gid)
 
     def _backing_id(self, fd: int) -> int:
         """An id, or -1: all opens of a file that are alive at once must agree, so it is not tried again."""

@@ -88,5 +88,7 @@ def check_holdings(pool: Pool, face: KernelFace) -> None:
             )
     numbers = {entry.number for entry in pool.index.entries()}
     assert set(face.records) <= numbers
+    assert len(face.directories) == len(pool.directories)
+    assert set(face.directories) <= numbers
     assert sorted(face.ids) == sorted(backing_id for backing_id in ids if backing_id)
     assert pool.idle.ready == ready

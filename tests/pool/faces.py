@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
 from dataclasses import dataclass, field
 
 from kvfs.holding import Holding
-from kvfs.index import SEALED, Entry
+from kvfs.index import SEALED, Directory, Entry
 from kvfs.pool import Pool
 
 
@@ -31,6 +32,7 @@ class KernelFace:
     marks: dict[int, tuple[bool, bool]] = field(default_factory=dict)
     touched: Counter[int] = field(default_factory=Counter)
     names: dict[tuple[int, bytes], int] = field(default_factory=dict)
+    directories: dict[int, int] = field(default_factory=dict)
     described: dict[int, os.stat_result] = field(default_factory=dict)
     lookups: Counter[int] = field(default_factory=Counter)
     invalidated: list[tuple[int, bytes]] = field(default_factory=list)
@@ -70,6 +72,11 @@ class KernelFace:
         self.ids[backing_id] = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         return backing_id
 
+    def publish_directory(self, directory: Directory, fd: int) -> None:
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            self.faults.append(f"{directory.number}: published as a directory, and is none")
+        self.directories[directory.number] = fd
+
     def describe(self, entry: Entry, status: os.stat_result) -> None:
         self.described[entry.number] = status
 
@@ -81,6 +88,7 @@ class KernelFace:
         return record.opens
 
     def release(self, entry: Entry, backing_id: int) -> None:
+        self.directories.pop(entry.number, None)
         record = self.records.pop(entry.number, None)
         entry.lookups += self.lookups.pop(entry.number, 0)
         if hits := self.touched.pop(entry.number, 0):
