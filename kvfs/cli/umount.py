@@ -17,6 +17,7 @@ from kvfs.errors import Busy, DaemonFailed, KvfsError, NotMounted
 from kvfs.state import StateDirectory
 
 END_DEADLINE_SECONDS = 60.0
+"""For the end of a daemon, after what it may copy to an SSD before."""
 
 
 @click.command("umount", short_help="Unmount, and free the DRAM.")
@@ -65,6 +66,10 @@ def _take_down(
 ) -> None:
     """Unmounts what lives, and waits until its daemon has ended."""
     entry = require_mount(mountpoint)
+    config = state.read_config()
+    deadline = END_DEADLINE_SECONDS + (
+        config.flush_timeout_seconds if config is not None and config.ssd else 0
+    )
     users = mounts.holders(entry.device) if lazy else []
     if keep:
         state.ask_keep()
@@ -82,10 +87,10 @@ def _take_down(
             *(f"  {user.pid} {user.name}: {user.what}" for user in users),
             sep="\n",
         )
-    elif server is not None and not server.wait(END_DEADLINE_SECONDS):
+    elif server is not None and not server.wait(deadline):
         raise DaemonFailed(
             f"{mountpoint} is unmounted, but its daemon, process {server.pid}, has not ended within "
-            f"{END_DEADLINE_SECONDS:g} s: see {state.log}"
+            f"{deadline:g} s: see {state.log}"
         )
 
 
