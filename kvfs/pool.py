@@ -175,6 +175,7 @@ class Pool:
             self.directories.forget(entry)
         if self.storage is not None:
             self.storage.demotions.forget(entry)
+            self.storage.uses.forget(entry)
             entry.stored = None  # the history takes it away
         holding = entry.holding
         if holding is None:
@@ -353,6 +354,8 @@ class Pool:
         entry.hits += opens
         if entry.hotter is not None:
             self.policy.touch(entry)
+        if self.storage is not None:
+            self.storage.uses.note(entry, time.time_ns())
         if entry.holding is not None and entry.holding.backing_id <= 0:
             # The kernel may have the bytes, and then reads nothing: this sets the access time in its place.
             os.pread(entry.holding.read_fd, 1, 0)

@@ -22,6 +22,7 @@ from kvfs.page import DIGEST, OWNER, SPARSE, USER, Digest
 from kvfs.storage.described import RESIDENT
 from kvfs.tiers.ssd_accounts import Reservation
 from kvfs.tiers.ssd_pages import NewPage, WrittenPage
+from kvfs.tiers.ssd_record import HITS
 
 if TYPE_CHECKING:
     from kvfs.storage.storage import Storage
@@ -97,6 +98,7 @@ class Demotions:
     async def finish(self) -> None:
         """Copies all that waits, without waiting for it to settle; for the end of a mount."""
         await self.copy_all(list(self._waiting))
+        self._storage.note_all_uses()
         await self._storage.history.settled()
 
     def close(self) -> None:
@@ -155,7 +157,7 @@ class Demotions:
         self._storage.health.require(trio.current_time())
         fd = pool.tier.open(entry.path(), _UNSEEN)
         try:
-            page = self._describe(fd)
+            page = self._describe(entry, fd)
             written = await self._write(page, fd)
         finally:
             os.close(fd)
@@ -201,13 +203,14 @@ class Demotions:
                 reservation.release()
         raise storage.failed(f"a page could not be written within {storage.io_timeout:g} s")
 
-    def _describe(self, fd: int) -> NewPage:
+    def _describe(self, entry: Entry, fd: int) -> NewPage:
         tier, status = self._storage.pool.tier, os.fstat(fd)
         attributes = {
             name: tier.get_attribute(fd, name)
             for name in tier.list_attributes(fd)
             if name in (SPARSE, OWNER) or name.startswith(USER)
         }
+        attributes[HITS] = b"%d" % entry.hits
         digest = Digest.parse(tier.get_attribute(fd, DIGEST))
         return NewPage(digest, attributes, status.st_atime_ns, status.st_mtime_ns)
 
@@ -254,6 +257,6 @@ class Demotions:
             return None
         fd = self._storage.pool.tier.open(entry.path(), _UNSEEN)
         try:
-            return self._describe(fd)
+            return self._describe(entry, fd)
         finally:
             os.close(fd)

@@ -23,10 +23,12 @@ from kvfs.storage.described import RESIDENT
 from kvfs.storage.history import History
 from kvfs.storage.promotion import Promotions
 from kvfs.storage.upkeep import Upkeep
+from kvfs.tiers import ssd_uses
 from kvfs.tiers.base import Room
 from kvfs.tiers.ssd_accounts import Reservation
 from kvfs.tiers.ssd_health import Health
 from kvfs.tiers.ssd_pages import OpenedPage
+from kvfs.tiers.ssd_uses import Use, Uses
 
 if TYPE_CHECKING:
     from kvfs.pool import Pool
@@ -83,6 +85,7 @@ class Storage:
         self.rewritten: set[Entry] = set()
         """Whose copies were given up during the walk, which may have seen them."""
         self.nursery: trio.Nursery
+        self.uses: Uses[Entry] = Uses()
         self.evictions = 0
         self.evicted_bytes = 0
         self._log = LimitedLog(log)
@@ -97,6 +100,26 @@ class Storage:
         nursery.start_soon(self.history.run)
         nursery.start_soon(self.demotions.run, nursery)
         nursery.start_soon(self._walk)
+        nursery.start_soon(self._note_uses)
+
+    async def _note_uses(self) -> None:
+        """Tells the SSD now and then how often and when its pages were used, for the next daemon."""
+        while True:
+            await trio.sleep(ssd_uses.INTERVAL)
+            self._record(self.uses.take(trio.current_time()))
+
+    def note_all_uses(self) -> None:
+        """At a clean end."""
+        self._record(self.uses.take_all())
+
+    def _record(self, used: list[tuple[Entry, int]]) -> None:
+        uses = [
+            Use(entry.path(), entry.hits, used_ns)
+            for entry, used_ns in used
+            if entry.parent is not None and entry.stored is not None
+        ]
+        if uses:
+            self.history.append(lambda: self.tier.record_uses(uses))
 
     async def _walk(self) -> None:
         async with trio.open_nursery() as nursery:

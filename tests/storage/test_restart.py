@@ -142,6 +142,17 @@ async def test_pages_leave_in_the_order_of_their_last_use(base: Path) -> None:
         assert [entry.name for entry in storage(pool).order.victims()] == [b"4", b"3", b"2", b"1", b"0"]
 
 
+async def test_hits_and_the_time_of_the_last_use_are_known_again(base: Path) -> None:
+    async with daemon(base) as pool:
+        entries = [await stored(pool, b"%d" % number, OLD) for number in range(3)]
+        for _ in range(5):
+            await read(Openings(pool), entries[0])
+        await storage(pool).demotions.finish()
+    async with daemon(base) as pool:
+        assert [files.find(pool, b"%d" % number).hits for number in range(3)] == [5, 0, 0]
+        assert [entry.name for entry in storage(pool).order.victims()] == [b"1", b"2", b"0"]
+
+
 async def test_a_page_damaged_meanwhile_is_a_miss(base: Path, expect_log: LogGuard) -> None:
     expect_log("quarantined")
     async with daemon(base) as pool:
