@@ -191,15 +191,18 @@ class Evictor:
     async def expect_growth(self) -> None:
         """Somebody was just given a file to write, and will not ask for room: makes it before they begin.
 
-        Nobody is refused: where room cannot be had now, the writer finds that out.
+        Nobody is refused: where room cannot be had now, the writer finds that out. Nobody waits long either,
+        for a page to be sealed or copied: the kernel holds their directory meanwhile.
         """
         room, begin = self._pool.tier.room(), trio.current_time()
         if room.free_bytes > self._largest * len(self._pool.writing) or begin < self._rest_until:
             return
-        with self._surviving("no room could be made for a writer"):
-            if not await self._make_free(self._expected_bytes() + room.block_size):
-                end = trio.current_time()
-                self._rest_until = end + (end - begin)
+        is_free = False
+        with self._surviving("no room could be made for a writer"), trio.move_on_after(SEALING_SECONDS):
+            is_free = await self._make_free(self._expected_bytes() + room.block_size)
+        if not is_free:
+            end = trio.current_time()
+            self._rest_until = end + (end - begin)
 
     async def _make_free(self, size: int) -> bool:
         """Makes ``size`` bytes free if that is possible, and else evicts nothing and says false.
@@ -242,8 +245,8 @@ class Evictor:
             await self._free(LEAST_FOR_A_NAME - room.free_bytes, BATCH - room.free_inodes)
 
     async def evict(self, entry: Entry) -> None:
-        """Evicts one page, wherever it is in the order; with an SSD once that has a copy. Nothing happens where
-        it is not in DRAM.
+        """Evicts one page, wherever it is in the order; with an SSD once that has a copy. Nothing happens
+        where it is not in DRAM.
 
         Raises PageInUse while somebody uses or writes it, and TierFailed where the SSD does not take it.
         """
@@ -317,7 +320,8 @@ class Evictor:
         if descriptors:
             batch = list(descriptors)
             descriptors.clear()
-            await trio.to_thread.run_sync(_close_all, batch)
+            with trio.CancelScope(shield=True):  # whoever waits may give up meanwhile
+                await trio.to_thread.run_sync(_close_all, batch)
         else:
             await trio.lowlevel.checkpoint()
 

@@ -9,6 +9,7 @@ import threading
 import pytest
 import trio
 
+from kvfs import room
 from kvfs.errors import TierFailed, TimedOut
 from kvfs.index import SEALED, STORED
 from kvfs.opening import Openings
@@ -173,3 +174,26 @@ async def test_a_small_ssd_keeps_the_pages_used_last(
         assert await read(openings, files.find(pool, name)) == pattern(MIB, int(name))
     await settled(pool)
     assert {entry.state for entry in pool.policy.victims()} == {SEALED}
+
+
+async def test_creating_a_file_does_not_wait_long_for_a_disk_that_hangs(
+    pool: Pool, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "SEALING_SECONDS", 0.2)
+    storage.demotions._settle_seconds = 1000
+    for number in range(12):
+        await page(pool, b"%d" % number, pattern(4 * MIB, number))
+    stuck = Stuck(storage.write)
+    well, storage.write = storage.write, stuck
+    began = trio.current_time()
+    for number in range(8):
+        entry = files.create(pool, b"new-%d" % number)
+        await pool.evictor.expect_growth()
+        files.put(entry, OLD)
+        pool.remove_writer(entry)
+    assert trio.current_time() - began < 2
+    assert stuck.calls
+    stuck.release()
+    storage.write = well
+    await wait_until(lambda: storage.jobs.abandoned == 0)
+    await settled(pool)
