@@ -181,10 +181,11 @@ async def test_creating_a_file_does_not_wait_long_for_a_disk_that_hangs(
 ) -> None:
     monkeypatch.setattr(room, "SEALING_SECONDS", 0.2)
     storage.demotions._settle_seconds = 1000
-    for number in range(12):
-        await page(pool, b"%d" % number, pattern(4 * MIB, number))
     stuck = Stuck(storage.write)
     well, storage.write = storage.write, stuck
+    for number in range(14):
+        await page(pool, b"%d" % number, pattern(4 * MIB, number))
+    await wait_until(lambda: stuck.calls > 0)
     began = trio.current_time()
     for number in range(8):
         entry = files.create(pool, b"new-%d" % number)
@@ -192,7 +193,6 @@ async def test_creating_a_file_does_not_wait_long_for_a_disk_that_hangs(
         files.put(entry, OLD)
         pool.remove_writer(entry)
     assert trio.current_time() - began < 2
-    assert stuck.calls
     stuck.release()
     storage.write = well
     await wait_until(lambda: storage.jobs.abandoned == 0)
