@@ -47,6 +47,8 @@ class Config:
     ssd: str
     """The directory of the SSD tier, absolute; "" without one."""
     ssd_capacity_bytes: int
+    ssd_read_path: Literal["auto", "cufile", "uring", "direct"]
+    """How bytes move between the SSD and DRAM; the next one is used where it does not work."""
     settle_seconds: float
     """How long a sealed page waits before it is copied to the SSD: temporaries have their names by then."""
     io_timeout_seconds: float

@@ -19,7 +19,7 @@ import trio
 from kvfs import adoption, mounts
 from kvfs import config as configuration
 from kvfs.config import Config
-from kvfs.copies.direct import DirectCopier
+from kvfs.copies.choosing import choose
 from kvfs.errors import EXIT_BUG, KvfsError
 from kvfs.fs import mounting
 from kvfs.fs.channel import KernelChannel, raise_descriptor_limit
@@ -67,12 +67,13 @@ class Daemon:
             idle_limit=min(MAX_IDLE_PAGES, max(64, descriptors // 4)),
         )
         if ssd is not None:
-            copier = DirectCopier()
+            copies = choose(config.ssd_read_path, ssd.root_fd, direct=ssd.direct)
             Storage(
                 self._pool,
                 ssd,
-                write=partial(copier.write, idle=True),
-                read=copier.read,
+                write=partial(copies.write, idle=True),
+                read=copies.read,
+                read_path=copies.statistics,
                 settle_seconds=config.settle_seconds,
                 io_timeout=config.io_timeout_seconds,
             )

@@ -227,6 +227,9 @@ SETTINGS = (
     Setting("keep", ("keep",), _parse_flag, lambda _: False),
     Setting("ssd", ("ssd",), _parse_optional_path, lambda _: ""),
     Setting("ssd_capacity", ("ssd_capacity_bytes",), _parse_pool, lambda _: "90%"),
+    Setting(
+        "ssd_read_path", ("ssd_read_path",), _choice("auto", "cufile", "uring", "direct"), lambda _: "auto"
+    ),
     Setting("settle", ("settle_seconds",), _parse_seconds, lambda _: 1.0),
     Setting("io_timeout", ("io_timeout_seconds",), _parse_seconds, lambda _: 30.0),
     Setting("flush_timeout", ("flush_timeout_seconds",), _parse_seconds, lambda _: 60.0),

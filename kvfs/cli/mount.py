@@ -70,6 +70,11 @@ END_DEADLINE_SECONDS = 10.0
 @click.option(
     "--ssd-capacity", metavar="SIZE", help="What may be used there: 2T, or a share of its filesystem. [90%]"
 )
+@click.option(
+    "--ssd-read-path",
+    metavar="auto|cufile|uring|direct",
+    help="How pages move between the SSD and DRAM; what does not work here gives way to the next. [auto]",
+)
 @click.option("--settle", metavar="TIME", help="How long a page waits before it is copied to the SSD. [1s]")
 @click.option("--io-timeout", metavar="TIME", help="How long a read waits for the SSD. [30s]")
 @click.option(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
+from kvfs.copies.choosing import CopiesStatistics
 from kvfs.copies.jobs import Jobs
 from kvfs.counters import LimitedLog
 from kvfs.errors import KvfsError, StalePage, TierFull, TierUncounted, TimedOut
@@ -59,7 +60,7 @@ class Storage:
         *,
         write: Copy,
         read: Copy,
-        read_path: str = "direct",
+        read_path: Callable[[], CopiesStatistics] = lambda: CopiesStatistics("direct", "", False, ""),
         settle_seconds: float = 1.0,
         io_timeout: float = 30.0,
     ) -> None:
@@ -333,7 +334,8 @@ class Storage:
             "written_bytes": self.demotions.written_bytes,
             "read": self.promotions.read,
             "read_bytes": self.promotions.read_bytes,
-            "read_path": self.read_path,
+            "read_path": _shown(self.read_path()),
+            "read_path_reason": self.read_path().reason,
             "evictions": self.evictions,
             "evicted_bytes": self.evicted_bytes,
             "not_written": dict(self.demotions.failures),
@@ -354,6 +356,8 @@ class Storage:
             lines.append("the SSD tier was given up: it is used again after the next mount")
         elif self.history.failure:
             lines.append(f"the SSD tier does not follow: {self.history.failure}")
+        if reason := self.read_path().reason:
+            lines.append(f"SSD pages move by {_shown(self.read_path())}: {reason}")
         if not self.tier.direct:
             lines.append(f"SSD pages go through the page cache: {self.tier.direct_reason}")
         return lines
@@ -366,3 +370,7 @@ class Storage:
                 self.pool.remove_everywhere(entry)
             else:
                 entry.stored = None
+
+
+def _shown(path: CopiesStatistics) -> str:
+    return f"{path.path} ({path.mode})" if path.mode else path.path
