@@ -96,6 +96,13 @@ def test_an_engine_that_fails_is_shown(demo: Demo) -> None:
     demo.assert_nothing_is_left()
 
 
+def test_a_mount_that_fails_is_shown(demo: Demo) -> None:
+    demo.before_kvfs("echo kvfs: no memory >&2; exit 6")
+    assert demo.start().wait(50) == 1
+    assert demo.errors == "kvfs: no memory\ndemo: kvfs did not mount\n"
+    demo.assert_nothing_is_left()
+
+
 def test_control_c_while_the_engine_computes(demo: Demo) -> None:
     """Also when the engine does not listen, and has a page open."""
     demo.engines.behave(
