@@ -56,8 +56,9 @@ class Job(Generic[Result]):
                     self._jobs.abandoned -= 1
                 self._state = _State.OVER
 
-    def abandon(self) -> None:
-        """Nobody waits any more. Nothing happens where it is over, or the second time."""
+    def abandon(self) -> bool:
+        """Nobody waits any more. Says whether it had not begun, and so never will. Nothing happens where it
+        is over, or the second time."""
         with self._jobs.lock:
             state = self._state
             if state is _State.RUNNING:
@@ -67,6 +68,7 @@ class Job(Generic[Result]):
                 self._state = _State.OVER
         if state is _State.NEW:
             self._close()
+        return state is _State.NEW
 
     def _close(self) -> None:
         for fd in self._fds:
