@@ -11,6 +11,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -175,12 +176,14 @@ class Demotions:
 
     async def _write_in_thread(self, page: NewPage, fd: int, reservation: Reservation) -> WrittenPage:
         storage, left_behind = self._storage, threading.Event()
+        handed: list[WrittenPage] = []
+        """What the thread gives: it belongs to who takes it out."""
 
-        def write(source: int) -> WrittenPage:
-            written = storage.tier.write_page(page, source, storage.write, reservation)
+        def write(source: int) -> None:
+            handed.append(storage.tier.write_page(page, source, storage.write, reservation))
             if left_behind.is_set():
-                storage.tier.abandon_page(written)
-            return written
+                with suppress(IndexError):
+                    storage.tier.abandon_page(handed.pop())
 
         try:
             job = storage.jobs.new(write, fd)
@@ -189,16 +192,16 @@ class Demotions:
             raise
         try:
             with trio.move_on_after(storage.io_timeout):
-                written = await trio.to_thread.run_sync(
-                    job.run, limiter=self._threads, abandon_on_cancel=True
-                )
+                await trio.to_thread.run_sync(job.run, limiter=self._threads, abandon_on_cancel=True)
                 storage.succeeded()
-                return written
+                return handed.pop()
         except OSError as error:
             storage.failed(error.strerror or str(error))
             raise
         finally:
             left_behind.set()
+            with suppress(IndexError):
+                self._abandon(handed.pop())
             if job.abandon():
                 reservation.release()
         raise storage.failed(f"a page could not be written within {storage.io_timeout:g} s")
@@ -217,13 +220,12 @@ class Demotions:
     async def _publish(self, entry: Entry, written: WrittenPage) -> bool:
         """The copy gets the names and attributes that the page has now, unless it is another page by now."""
         storage = self._storage
-        self._unpublished.append(written)
         now = self._describe_again(entry)
         if now is None or now.digest != written.page.digest:
-            self._unpublished.remove(written)
-            await trio.to_thread.run_sync(storage.tier.abandon_page, written)
+            self._abandon(written)
             self.forget(entry)
             return False
+        self._unpublished.append(written)
         before, written.page = written.page, now
         names = [(parent.child_path(name), storage.parents(parent)) for parent, name in entry.names()]
         result: list[Exception | None] = []
@@ -240,6 +242,8 @@ class Demotions:
             storage.history.set_times(names[0][0], now.atime_ns, now.mtime_ns)
         await finished.wait()
         self._unpublished.remove(written)
+        if result[0] is not None:
+            self._abandon(written)
         if entry.stored != token:  # rewritten or removed since, which the history has undone
             return False
         if result[0] is not None:
@@ -250,6 +254,16 @@ class Demotions:
         self.written += 1
         self.written_bytes += written.page.digest.size
         return True
+
+    def _abandon(self, written: WrittenPage) -> None:
+        """Deletes what gets no name, in its turn; if the history does not come to it, ``close`` does."""
+        self._unpublished.append(written)
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                self._unpublished.remove(written)
+
+        self._storage.history.append(lambda: self._storage.tier.abandon_page(written), done)
 
     def _describe_again(self, entry: Entry) -> NewPage | None:
         """What a page is once its bytes are written; None where it is none any more, or has a copy."""
