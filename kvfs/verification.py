@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
 from kvfs.counters import LimitedLog
-from kvfs.errors import AttributeMissing, DamagedPage, NoSuchPage, TimedOut
+from kvfs.errors import AttributeMissing, DamagedPage, NoSuchPage
 from kvfs.index import SEALED, STORED, UNCHECKED, Entry
 from kvfs.page import DIGEST, Digest
 from kvfs.sealing import digest_file
@@ -89,7 +90,7 @@ class Verifier:
     async def verify(self, entry: Entry) -> dict[str, str]:
         """OK or a reason for each tier that has the page, by its name; nothing for a draft.
 
-        Raises OSError where a disk fails, and TimedOut.
+        Raises OSError where the disk fails, TimedOut where it hangs, and TierFailed where it did before.
         """
         await self._walked()
         with self._dram_file(entry) as file:
@@ -215,13 +216,15 @@ class Verifier:
         storage = self._pool.storage
         if storage is None or not _is_on_ssd(entry):
             return None
+        storage.health.require(trio.current_time())
+        examine = partial(_examine_ssd, storage, _paths(entry), expected)
         with trio.move_on_after(storage.io_timeout):
-            look = await trio.to_thread.run_sync(
-                _examine_ssd, storage, _paths(entry), expected,
-                limiter=self._ssd_threads, abandon_on_cancel=True,
-            )  # fmt: skip
-            return await self._look_again(entry, expected, repair=repair) if look.is_damaged else look
-        raise TimedOut(f"the SSD did not answer within {storage.io_timeout:g} s")
+            look = await trio.to_thread.run_sync(examine, limiter=self._ssd_threads, abandon_on_cancel=True)
+            if look.is_damaged:
+                return await self._look_again(entry, expected, repair=repair)
+            storage.succeeded()
+            return look
+        raise storage.failed(f"a page was not verified within {storage.io_timeout:g} s")
 
     async def _look_again(self, entry: Entry, expected: Digest | None, *, repair: bool) -> Look | None:
         """Looks at a copy in between two changes of the history, when it lies where the mount has it; takes
