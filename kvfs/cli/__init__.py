@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from kvfs import __version__, errors
 
-_VERBS = ("mount", "umount", "status", "doctor")
+_VERBS = ("mount", "umount", "status", "doctor", "verify", "gc", "evict", "prefetch")
 
 
 class _Verbs(click.Group):
@@ -26,6 +26,12 @@ class _Verbs(click.Group):
         command = importlib.import_module(f"kvfs.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # click would begin with an empty line
+            raise click.Abort from None
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
