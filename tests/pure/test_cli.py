@@ -61,7 +61,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], N
 def test_help_shows_verbs_and_exit_codes(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
-    for word in ("mount", "umount", "status", "doctor"):
+    for word in ("mount", "umount", "status", "doctor", "verify", "gc", "evict", "prefetch"):
         assert f"\n  {word}" in out
     for row in exit_codes():
         assert f"\n  {row.code}  " in out
@@ -73,7 +73,7 @@ def test_without_a_verb_it_shows_the_help_and_fails(run: Run) -> None:
     assert "Usage: kvfs" in err
 
 
-@pytest.mark.parametrize("verb", ["mount", "umount", "status"])
+@pytest.mark.parametrize("verb", ["mount", "umount", "status", "verify", "gc", "evict", "prefetch"])
 def test_every_verb_has_help(run: Run, verb: str) -> None:
     code, out, _ = run(verb, "--help")
     assert code == 0
@@ -105,6 +105,13 @@ def test_every_verb_has_help(run: Run, verb: str) -> None:
         (["umount", "{mnt}"], 8, "nothing is mounted at"),
         (["umount", "/proc"], 8, "/proc is proc, not kvfs"),
         (["status", "{mnt}"], 8, "nothing is mounted at"),
+        (["verify"], 2, "missing argument 'MNT'"),
+        (["verify", "{mnt}"], 8, "nothing is mounted at"),
+        (["gc", "/proc", "--delete"], 8, "/proc is proc, not kvfs"),
+        (["evict"], 2, "missing argument 'PATH…'"),
+        (["evict", "{mnt}/missing"], 2, "No such file or directory"),
+        (["evict", "/proc/self/status"], 8, "is on proc, not on a mount of kvfs"),
+        (["prefetch", ""], 2, "the path is empty"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -222,6 +229,14 @@ def test_a_bug_is_a_trace(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 70
     assert err.startswith("Traceback")
     assert err.endswith("ZeroDivisionError: a bug\n")
+
+
+def test_an_interrupt_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvfs.cli.status._all_mounts", interrupt)
+    assert run("status") == (130, "", "kvfs: interrupted\n")
 
 
 def test_status_of_a_host_without_mounts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
