@@ -1,7 +1,7 @@
 """Asking a mount about many pages, a few at once, for verbs that can be interrupted at any time.
 
-A call that waits for a daemon cannot be interrupted. So all of them are made in threads, which end with the
-program whatever they wait for.
+A call that waits for a daemon cannot be interrupted. So all of them are made in threads, which are left
+behind when the program ends. Where a daemon hangs, the kernel keeps the process until it answers.
 """
 
 from __future__ import annotations

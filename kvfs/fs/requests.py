@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvfs.errors import AttributeMissing, NotPermitted, NotSupported, UsageError
+from kvfs.errors import AttributeMissing, NotPermitted, NotSupported, StalePage, UsageError
 from kvfs.fs.attributes import OWN
 from kvfs.verification import Verifier
 
@@ -42,7 +42,8 @@ class Requests:
         self._verifier = Verifier(pool)
 
     async def get(self, entry: Entry, name: str) -> bytes:
-        """Raises AttributeMissing for what can only be set."""
+        """Raises AttributeMissing for what can only be set, and StalePage for a page that was removed."""
+        self._require_name(entry)
         if entry.is_file and name == VERIFY:
             found = await self._verifier.verify(entry)
             words = [f"{tier}={reason}" for tier, reason in found.items()] or ["draft"]
@@ -54,8 +55,9 @@ class Requests:
         raise AttributeMissing(name)
 
     async def set(self, entry: Entry, name: str, value: bytes, uid: int) -> None:
-        """Raises NotPermitted, UsageError for a request that means nothing, and NotSupported for one that
-        needs an SSD tier where there is none."""
+        """Raises NotPermitted, UsageError for a request that means nothing, NotSupported for one that needs
+        an SSD tier where there is none, and StalePage for a page that was removed."""
+        self._require_name(entry)
         if uid not in (0, entry.owner.uid):
             raise NotPermitted(f"{name} is left to the owner of the file, and to root")
         request = (name, value)
@@ -73,3 +75,8 @@ class Requests:
                 await storage.upkeep.delete_leftovers()
         else:
             raise UsageError(f"{name} cannot be set to {value!r} here")
+
+    def _require_name(self, entry: Entry) -> None:
+        """The kernel, told that a file is stale, looks its name up again: it may be that of another one."""
+        if entry.parent is None and entry is not self._pool.index.root:
+            raise StalePage("the file was removed")

@@ -166,3 +166,14 @@ async def test_requests_that_mean_nothing(pool: Pool, operations: Any) -> None:
     for name in (VERIFY, EVICT, PREFETCH, LEFTOVERS):
         assert name not in await operations.listxattr(entry.number, None)
         assert await refused(operations.removexattr(entry.number, name, None)) == errno.EOPNOTSUPP
+
+
+async def test_a_page_that_was_removed_is_stale(pool: Pool, openings: Openings, operations: Any) -> None:
+    """So that the kernel asks again about what has the name now."""
+    entry = await stored(pool, b"page", DATA)
+    await openings.open_reading(entry)
+    pool.remove_everywhere(entry)
+    for name in (VERIFY, PREFETCH):
+        assert await refused(get(operations, entry, name)) == errno.ESTALE
+    assert await refused(ask(operations, entry, EVICT, b"1")) == errno.ESTALE
+    openings.close_reading(entry)
