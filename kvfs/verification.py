@@ -19,7 +19,7 @@ from kvfs.counters import LimitedLog
 from kvfs.errors import AttributeMissing, DamagedPage, NoSuchPage
 from kvfs.index import SEALED, STORED, UNCHECKED, Entry
 from kvfs.page import DIGEST, Digest
-from kvfs.sealing import digest_file
+from kvfs.sealing import INLINE_BYTES, digest_file
 from kvfs.storage import described
 from kvfs.storage.described import RESIDENT
 from kvfs.tiers import ssd_quarantine
@@ -156,7 +156,10 @@ class Verifier:
         if file.expected is None:
             return Look("attributes")
         try:
-            found = await trio.to_thread.run_sync(digest_file, file.fd, limiter=self._dram_threads)
+            if os.fstat(file.fd).st_size <= INLINE_BYTES:
+                found = digest_file(file.fd)
+            else:
+                found = await trio.to_thread.run_sync(digest_file, file.fd, limiter=self._dram_threads)
         except OSError:  # memory that is broken
             return Look(UNREADABLE)
         if found.size != file.expected.size:
