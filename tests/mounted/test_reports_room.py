@@ -164,7 +164,7 @@ def test_a_pool_full_of_pages_in_use_refuses_writers_serves_readers_and_recovers
 
 
 def can_write(mount: KvfsMount) -> bool:
-    """Whether a page can be written now: room is made soon after the last descriptor is closed, not with it."""
+    """Whether a page can be written now: room is made soon after the last descriptor is closed."""
     try:
         fill(mount.path, 1, "after")
     except OSError as error:
