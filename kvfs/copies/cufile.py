@@ -52,6 +52,8 @@ class _Reading:
 
 
 class _KvikioLane:
+    """A file that KvikIO has opened."""
+
     def __init__(self, file: Any, size: int, *, writing: bool) -> None:
         self._file = file
         self._size = size

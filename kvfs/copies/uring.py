@@ -81,6 +81,8 @@ class _Ring:
 
 
 class _Request:
+    """A chunk that the kernel moves."""
+
     def __init__(self, ring: _Ring, number: int) -> None:
         self._ring = ring
         self._number = number
@@ -90,6 +92,8 @@ class _Request:
 
 
 class _UringLane:
+    """A file that is read or written through a ring."""
+
     def __init__(self, ring: _Ring, fd: int, *, writing: bool, idle: bool) -> None:
         self._ring = ring
         self._fd = fd
@@ -119,8 +123,11 @@ class UringCopier(Copier):
             ring = self._idle_rings.pop()
         except IndexError:
             ring = _Ring(self._liburing)
-        yield _UringLane(ring, fd, writing=writing, idle=idle)
-        # After a failure it is not known what a ring still holds; dropping it ends all that.
+        try:
+            yield _UringLane(ring, fd, writing=writing, idle=idle)
+        except BaseException:
+            ring.close()  # it may hold what was never submitted
+            raise
         self._idle_rings.append(ring)
 
     def close(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import importlib.util
 import os
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,6 +57,28 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         pytest.skip("mounts filesystems, and so must run as root")
     with mounted_disk(tmp_path_factory.mktemp("disks") / "ext4", "ext4", 128) as directory:
         yield directory
+
+
+NoDescriptors = Callable[[int], contextlib.AbstractContextManager[None]]
+
+
+@pytest.fixture
+def no_descriptors() -> NoDescriptors:
+    """``no_descriptors(spare)``: so many files can be opened, and no more."""
+
+    @contextlib.contextmanager
+    def limit(spare: int) -> Iterator[None]:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = [os.dup(0) for _ in range(spare + 1)]
+        for fd in free:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    return limit
 
 
 @pytest.fixture

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 MIB = 1 << 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 SIZES = (
     *(0, 1, 511, 4095, 4096, 4097, 12345),
@@ -42,6 +46,22 @@ def on_disk(directory: Path, content: bytes = b"", *, direct: bool = True) -> It
         yield again
     finally:
         os.close(again)
+
+
+def cached_pages(fd: int) -> int:
+    """How many pages of memory the page cache has of a file."""
+    size = os.fstat(fd).st_size
+    if not size:
+        return 0
+    states = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    with mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE) as mapping:
+        start = ctypes.c_char.from_buffer(mapping)
+        try:
+            if _libc.mincore(ctypes.byref(start), ctypes.c_size_t(size), states) < 0:
+                raise OSError(ctypes.get_errno(), "mincore")
+        finally:
+            del start
+    return sum(state & 1 for state in states)
 
 
 def content_of(fd: int) -> bytes:

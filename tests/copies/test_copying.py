@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from kvfs.copies.buffers import CHUNK, IDLE
 from kvfs.copies.copier import ALIGNMENT, DEPTH, Copier
 from kvfs.page import digest_of
-from tests.copies.files import MIB, SIZES, content_of, in_memory, on_disk
+from tests.copies.files import MIB, SIZES, cached_pages, content_of, in_memory, on_disk
 
 both = pytest.mark.parametrize("direct", [True, False], ids=["direct", "cached"])
 
@@ -27,7 +26,7 @@ def test_a_page_is_read(copier: Copier, disk: Path, size: int, direct: bool) -> 
     with on_disk(disk, content, direct=direct) as source, in_memory(bytes(size)) as target:
         assert copier.read(source, target, size) == digest_of(content)
         assert content_of(target) == content
-        assert cached_bytes(source) == 0
+        assert cached_pages(source) == 0
 
 
 @both
@@ -37,7 +36,7 @@ def test_a_page_is_written(copier: Copier, disk: Path, size: int, direct: bool) 
     content = os.urandom(size)
     with in_memory(content) as source, on_disk(disk, direct=direct) as target:
         assert copier.write(source, target, size) == digest_of(content)
-        assert cached_bytes(target) == 0
+        assert cached_pages(target) == 0
         assert content_of(target) == content
 
 
@@ -149,9 +148,3 @@ def test_what_arrives_in_parts_is_put_together(disk: Path, size: int) -> None:
         assert content_of(page) == content
         assert copier.read(page, target, size) == digest_of(content)
         assert content_of(target) == content
-
-
-def cached_bytes(fd: int) -> int:
-    """How much of a file is in the page cache."""
-    command = ["fincore", "--bytes", "--noheadings", "--output", "RES", f"/proc/{os.getpid()}/fd/{fd}"]
-    return int(subprocess.run(command, check=True, capture_output=True, timeout=10).stdout or 0)
