@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -21,7 +23,9 @@ from kvfs.syscalls import RENAME_EXCHANGE, renameat2
 from kvfs.verification import Verifier
 from tests.conftest import LogGuard
 from tests.pool import files
+from tests.pool.faces import KernelFace
 from tests.pool.files import create, mapped, page, pattern, put, read, rewrite, settled, wait_until
+from tests.pool.test_accounts import Programs
 from tests.storage.disks import demoted, empty_dram, on_ssd, stored
 
 DATA, OTHER = pattern(100_000), pattern(100_000, 2)
@@ -442,3 +446,43 @@ async def test_a_page_that_comes_up_meanwhile(
     assert {entry.state for entry in entries} == {SEALED}
     for entry in entries:
         assert await verifier.verify(entry) == {"dram": "ok", "ssd": "ok"}
+
+
+@pytest.mark.parametrize("tier", [16 << 20], indirect=True)
+async def test_nothing_whole_is_ever_taken_for_damaged(
+    pool: Pool,
+    storage: Storage,
+    openings: Openings,
+    face: KernelFace,
+    verifier: Verifier,
+    short_retry: None,
+    expect_log: LogGuard,
+) -> None:
+    """While files are written, renamed, linked, removed, evicted and read at random."""
+    programs = Programs(pool, openings, face, random.Random(3))
+    looks: Counter[str] = Counter()
+
+    async def repair_everything() -> None:
+        while True:
+            for entry in list(pool.index.entries()):
+                if entry.is_file and entry.parent is not None:
+                    await verifier.repair(entry)
+                    looks.update((await verifier.verify(entry)).values())
+            await trio.sleep(0.001)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(repair_everything)
+        for number in range(2000):
+            await programs.step()
+            if number % 10 == 9:
+                await pool.evictor.free(1 << 20)
+        nursery.cancel_scope.cancel()
+    programs.close_all()
+    await settled(pool)
+    await storage.demotions.finish()
+    assert set(looks) == {"ok"}
+    assert looks["ok"] > 200
+    assert storage.tier.list_quarantined() == []
+    assert pool.counters.misses["corrupt"] == 0
+    if expect_log.lines:  # as it happens
+        expect_log("every page left is in use|is dropped: the pool was full")
