@@ -255,6 +255,8 @@ class Storage:
                 answer = await trio.to_thread.run_sync(call, limiter=self._questions, abandon_on_cancel=True)
                 self.succeeded()
                 return answer
+        except (FileNotFoundError, NotADirectoryError):
+            raise  # the disk works: it says that there is no such file
         except OSError as error:
             self.failed(error.strerror or str(error))
             raise
