@@ -181,7 +181,8 @@ def title(directory: Path, copies: Copies) -> str:
     used = copies.statistics()
     path = f"{used.path} ({used.mode})" if used.mode else used.path
     machine = f"{os.cpu_count()} processors, Linux {platform.release()}"
-    return f"Pages by {path} on {entry.fstype} on {entry.source}, {READERS} at once, {machine}"
+    at_once = f"{READERS} promoted or {WRITERS} demoted at once"
+    return f"Pages by {path} on {entry.fstype} on {entry.source}, {at_once}, {machine}"
 
 
 def main() -> int:
