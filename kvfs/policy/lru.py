@@ -1,12 +1,11 @@
-"""What leaves DRAM next. Pure: no clock, no input or output."""
+"""The least recently used leaves first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
-SMALL: Final = 64 << 10
-"""Files of fewer bytes leave after all others: they give little room and often describe the large ones."""
+from kvfs.policy.classes import SMALL
 
 
 class Entry(Protocol):

@@ -1,0 +1,249 @@
+"""What is kept of each page, in plain arrays: 52 bytes a page and no objects.
+
+A page's slot is its number, which its owner keeps unique, behind the slots of the queues. A queue is a ring of
+slots linked in both directions that begins and ends at the slot of the queue itself: `hotter` of it is the
+coldest page, `colder` of it the hottest. Times are counts of uses modulo 2³².
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Final, Generic, Protocol, TypeVar
+
+from kvfs.policy.classes import CLASSES
+from kvfs.policy.hazards import Watched
+
+SMALL_QUEUE: Final = CLASSES
+"""The queue of small pages; before it comes one for each class."""
+QUEUES: Final = CLASSES + 1
+NO_SLOT: Final = 0
+"""A queue's slot, so never a page's."""
+_TIME = 0xFFFFFFFF
+_GROWTH = 256
+
+LINKED: Final = 1
+"""The page is in its queue. One that is not waits for what comes after it in its chain, is pinned, was passed
+over, or leaves with another page."""
+NEAR_END: Final = 2
+"""The request that used it ended with it or with the next page."""
+BRANCHED: Final = 4
+"""It is the last page of a request that left the way of an earlier one."""
+PINNED: Final = 8
+PASSED: Final = 16
+"""Whoever looks for victims now has passed it over."""
+MEMBER: Final = 32
+"""It leaves with the leader of its group, and has no place of its own."""
+PROTECTED: Final = 64
+"""It was used again since it was made, and its bytes are counted as protected."""
+
+
+class Page(Protocol):
+    """What can be ordered. ``number`` is at least 1 and unique among the pages of an order; the smaller the
+    numbers, the less memory they cost. ``size`` is in bytes and is looked at when the page comes in."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+AnyPage = TypeVar("AnyPage", bound=Page)
+
+
+class Slots(Generic[AnyPage]):
+    """The columns, and what links pages: queues, chains and groups."""
+
+    __slots__ = (
+        "children", "clock", "clocks", "colder", "flags", "generations", "group", "hotter", "keys", "numbers",
+        "pages", "parent_generations", "parents", "shares", "sizes", "uses",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.clock = 0
+        """Uses of pages so far."""
+        self.pages: list[AnyPage | None] = [None] * QUEUES
+        self.sizes = array("Q", bytes(8 * QUEUES))
+        self.clocks = array("I", bytes(4 * QUEUES))
+        """When the page was used last."""
+        self.numbers = array("H", range(QUEUES))
+        """The page's class, which is its queue."""
+        self.shares = array("H", bytes(2 * QUEUES))
+        """How many pages of its class its request had: each counts as that part of an observation. 0 for what
+        is not observed: small pages, members of groups, empty slots."""
+        self.uses = bytearray(QUEUES)
+        self.flags = bytearray(QUEUES)
+        self.keys = array("I", bytes(4 * QUEUES))
+        """By what it is known when it comes back; 0 if it is not to be known."""
+        self.colder = array("I", range(QUEUES))
+        self.hotter = array("I", range(QUEUES))
+        self.parents = array("I", bytes(4 * QUEUES))
+        """The page before it in its chain, if its generation is still the one that it was."""
+        self.children = array("I", bytes(4 * QUEUES))
+        """How many pages of the order come right after it."""
+        self.generations = bytearray(QUEUES)
+        """Goes up when a page leaves: those after it need not be told."""
+        self.parent_generations = bytearray(QUEUES)
+        self.group = array("I", bytes(4 * QUEUES))
+        """The next page of its group, in a ring; none for a page without."""
+
+    def slot(self, page: AnyPage) -> int:
+        """The slot of a page that is in the order, or NO_SLOT."""
+        slot = page.number + QUEUES
+        return slot if slot < len(self.pages) and self.pages[slot] is page else NO_SLOT
+
+    def enter(self, page: AnyPage) -> int:
+        """A slot for a page, with nothing known of it. Raises ValueError when its number is taken."""
+        slot = page.number + QUEUES
+        if slot >= len(self.pages):
+            self._grow(max(slot + 1 - len(self.pages), _GROWTH))
+        if self.pages[slot] is not None:
+            raise ValueError("the page, or another one of its number, is in the order already")
+        self.pages[slot] = page
+        self.sizes[slot] = page.size
+        self.uses[slot] = self.flags[slot] = self.shares[slot] = 0
+        self.keys[slot] = self.parents[slot] = self.children[slot] = self.group[slot] = 0
+        return slot
+
+    def _grow(self, missing: int) -> None:
+        self.pages.extend([None] * missing)
+        self.sizes.frombytes(bytes(8 * missing))
+        for half in (self.numbers, self.shares):
+            half.frombytes(bytes(2 * missing))
+        for whole in (
+            self.clocks, self.keys, self.colder, self.hotter, self.parents, self.children, self.group,
+        ):  # fmt: skip
+            whole.frombytes(bytes(4 * missing))
+        for byte in (self.uses, self.flags, self.generations, self.parent_generations):
+            byte.extend(bytes(missing))
+
+    def leave(self, slot: int) -> None:
+        """Frees a slot; the page before it in its chain may become the last one."""
+        self.unlink(slot)
+        parent = self.parent(slot)
+        self.pages[slot] = None
+        self.shares[slot] = 0
+        self.generations[slot] = (self.generations[slot] + 1) & 0xFF
+        if parent:
+            self.children[parent] -= 1
+            if not self.children[parent]:
+                self.resume(parent)
+
+    def sample(self, first: int, step: int) -> Iterator[Watched]:
+        """Every ``step``-th slot's page, from the ``first`` on, if it is observed."""
+        start, clock = QUEUES + first, self.clock
+        columns = self.numbers[start::step], self.clocks[start::step], self.shares[start::step]
+        for number, used, share in zip(*columns, strict=True):
+            if share:
+                yield number, (clock - used) & _TIME, step / share
+
+    # Queues
+
+    def age(self, slot: int) -> int:
+        """Uses of pages since the last of this one."""
+        return (self.clock - self.clocks[slot]) & _TIME
+
+    def age_of(self, clock: int) -> int:
+        """Uses of pages since that time."""
+        return (self.clock - clock) & _TIME
+
+    def renew(self, used: Iterable[int], numbers: Iterable[int]) -> None:
+        """Pages are used now, one after the other: each becomes the hottest of the queue that is given for it,
+        unless something keeps it out."""
+        clock, clocks, flags = self.clock, self.clocks, self.flags
+        colder, hotter = self.colder, self.hotter
+        for slot, queue in zip(used, numbers, strict=True):
+            clock = (clock + 1) & _TIME
+            clocks[slot] = clock
+            flag = flags[slot]
+            if flag & LINKED:
+                before, after = colder[slot], hotter[slot]
+                hotter[before], colder[after] = after, before
+            self.numbers[slot] = queue
+            if flag & (PINNED | MEMBER):
+                continue
+            before = colder[queue]
+            colder[slot], hotter[slot] = before, queue
+            hotter[before] = colder[queue] = slot
+            flags[slot] = flag & ~PASSED | LINKED
+        self.clock = clock
+
+    def unlink(self, slot: int) -> None:
+        """Takes a page out of its queue, if it is there."""
+        if self.flags[slot] & LINKED:
+            colder, hotter = self.colder[slot], self.hotter[slot]
+            self.hotter[colder], self.colder[hotter] = hotter, colder
+            self.flags[slot] &= ~LINKED
+
+    def resume(self, slot: int) -> None:
+        """Puts a page that waited back to where its age belongs, unless something else keeps it out. It was
+        the coldest when it began to wait, so that this is near the cold end."""
+        if self.flags[slot] & (LINKED | PINNED | PASSED | MEMBER):
+            return
+        queue, age = self.numbers[slot], self.age(slot)
+        hotter = self.hotter[queue]
+        while hotter != queue and self.age(hotter) > age:
+            hotter = self.hotter[hotter]
+        colder = self.colder[hotter]
+        self.colder[slot], self.hotter[slot] = colder, hotter
+        self.hotter[colder] = self.colder[hotter] = slot
+        self.flags[slot] |= LINKED
+
+    def coldest(self, queue: int) -> int:
+        """The coldest page of a queue that is the last of its chain, or NO_SLOT. Colder ones that are not
+        begin to wait."""
+        slot = self.hotter[queue]
+        while slot != queue:
+            if not self.children[slot]:
+                return slot
+            self.unlink(slot)
+            slot = self.hotter[queue]
+        return NO_SLOT
+
+    # Chains
+
+    def parent(self, slot: int) -> int:
+        """The page before it in its chain, if that is still here; NO_SLOT if not."""
+        parent = self.parents[slot]
+        return parent if parent and self.generations[parent] == self.parent_generations[slot] else NO_SLOT
+
+    def follow(self, slot: int, parent: int) -> None:
+        """The page comes right after another one. It keeps the place where it was put first, and one that
+        others come after already is put nowhere: so no chain can close to a ring."""
+        if slot != parent and not self.children[slot] and not self.parent(slot):
+            self.parents[slot], self.parent_generations[slot] = parent, self.generations[parent]
+            self.children[parent] += 1
+
+    # Groups
+
+    def join(self, slot: int, leader: int) -> None:
+        """The page leaves with another one from now on."""
+        self.group[slot] = self.group[leader] or leader
+        self.group[leader] = slot
+        self.flags[slot] |= MEMBER
+
+    def members(self, leader: int) -> list[int]:
+        """Those who leave with a page."""
+        members = []
+        slot = self.group[leader]
+        while slot and slot != leader:
+            members.append(slot)
+            slot = self.group[slot]
+        return members
+
+    def part(self, slot: int) -> list[int]:
+        """Takes a page out of its group; returns those who have lost their leader."""
+        if not self.group[slot]:
+            return []
+        others = self.members(slot)
+        if not self.flags[slot] & MEMBER:
+            for other in others:
+                self.group[other] = NO_SLOT
+                self.flags[other] &= ~MEMBER
+            self.group[slot] = NO_SLOT
+            return others
+        before = others[-1]
+        self.group[before] = self.group[slot] if len(others) > 1 else NO_SLOT
+        self.group[slot] = NO_SLOT
+        return []
