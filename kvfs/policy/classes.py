@@ -1,7 +1,7 @@
 """Which pages have the same prospects: those of one class, which a page gets whenever a request uses it.
 
-What a class is worth is learned (`kvfs.policy.hazards`); here is only what is told apart: the state of the page in
-the request, how often it was used, and how much of the request was new.
+What a class is worth is learned (`kvfs.policy.hazards`); here is only what is told apart: the state of the
+page in the request, how often it was used, and how much of the request was new.
 """
 
 from __future__ import annotations

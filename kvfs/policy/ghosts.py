@@ -1,8 +1,8 @@
 """Pages that have left, remembered for a while: whether they come back is what the policy learns from.
 
 A table of rows of eight places in plain arrays, 13 bytes a place. A key decides the row; in a full row the
-ghost that came first makes room. Doubling the table copies it after itself: each ghost is then in two rows, of
-which its key finds the right one, and the other place is free.
+ghost that came first makes room. Doubling the table copies it after itself: each ghost is then in two rows,
+of which its key finds the right one, and the other place is free.
 """
 
 from __future__ import annotations
@@ -85,10 +85,8 @@ class Ghosts:
 
     def sample(self, first: int, step: int) -> Iterator[tuple[int, int, int]]:
         """Every ``step``-th place's ghost, from the ``first`` on: its class, clock and share."""
-        columns = (
-            self._keys[first::step], self._numbers[first::step], self._clocks[first::step], self._shares[first::step]
-        )  # fmt: skip
-        places = range(first, len(self._keys), step)
-        for place, key, number, clock, share in zip(places, *columns, strict=True):
+        every = slice(first, None, step)
+        columns = self._keys[every], self._numbers[every], self._clocks[every], self._shares[every]
+        for place, key, number, clock, share in zip(range(first, len(self), step), *columns, strict=True):
             if key and key & self._mask == place // _WAYS:
                 yield number, clock, share

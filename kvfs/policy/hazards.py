@@ -1,9 +1,9 @@
 """What is learned: how the chance that a page is used again falls with its age, for each class of pages.
 
 The model has few numbers, so that it learns soon. All classes have one shape, the chance of a use by age; a
-class has a rate that multiplies it. The rate of a class of which little was seen is the product of two factors,
-one that classes of the same state and uses share, and one that those with as much new share; its own evidence
-overrides them as it comes in.
+class has a rate that multiplies it. The rate of a class of which little was seen is the product of two
+factors, one that classes of the same state and uses share, and one that those with as much new share; its
+own evidence overrides them as it comes in.
 
 A page is worth the best ratio, over all times that it may be held from now on, of the expected uses in that
 time to the expected time until it is used or given up. With one class of pages the page used longest ago is

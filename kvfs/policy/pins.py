@@ -6,7 +6,6 @@ Both are rare, so they are kept in dictionaries, by the page's slot.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 
 from kvfs.errors import OutOfRoom
 from kvfs.sizes import format_size
@@ -37,8 +36,8 @@ class Pins:
             return
         if self.bytes + size > self.budget:
             raise OutOfRoom(
-                f"pinned pages may take {format_size(self.budget)}, and {format_size(self.bytes)} are pinned: "
-                f"no room for another {format_size(size)}"
+                f"pinned pages may take {format_size(self.budget)}, of which {format_size(self.bytes)} are "
+                f"taken: no room for another {format_size(size)}"
             )
         self._sizes[slot] = size
         self.bytes += size
@@ -74,7 +73,7 @@ class Deadlines:
     def discard(self, slot: int) -> None:
         self._by_slot.pop(slot, None)
 
-    def due(self, now: float) -> Iterator[int]:
+    def due(self, now: float) -> list[int]:
         """Slots whose deadline has come, the earliest first; those that stay are due again the next time."""
         due: dict[int, float] = {}
         while self._heap and self._heap[0][0] <= now:
@@ -83,6 +82,4 @@ class Deadlines:
                 due[slot] = deadline
         for slot, deadline in due.items():
             heapq.heappush(self._heap, (deadline, slot))
-        for slot, deadline in due.items():
-            if self._by_slot.get(slot) == deadline:
-                yield slot
+        return list(due)

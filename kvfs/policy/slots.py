@@ -1,14 +1,14 @@
 """What is kept of each page, in plain arrays: 52 bytes a page and no objects.
 
-A page's slot is its number, which its owner keeps unique, behind the slots of the queues. A queue is a ring of
-slots linked in both directions that begins and ends at the slot of the queue itself: `hotter` of it is the
-coldest page, `colder` of it the hottest. Times are counts of uses modulo 2³².
+A page's slot is its number, which its owner keeps unique, behind the slots of the queues. A queue is a ring
+of slots linked in both directions that begins and ends at the slot of the queue itself: `hotter` of it is
+the coldest page, `colder` of it the hottest. Times are counts of uses modulo 2³².
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from kvfs.policy.classes import CLASSES
@@ -16,7 +16,9 @@ from kvfs.policy.hazards import Watched
 
 SMALL_QUEUE: Final = CLASSES
 """The queue of small pages; before it comes one for each class."""
-QUEUES: Final = CLASSES + 1
+ORPHANS: Final = CLASSES + 1
+"""The queue of pages whose group has left without them."""
+QUEUES: Final = CLASSES + 2
 NO_SLOT: Final = 0
 """A queue's slot, so never a page's."""
 _TIME = 0xFFFFFFFF
@@ -56,13 +58,15 @@ class Slots(Generic[AnyPage]):
     """The columns, and what links pages: queues, chains and groups."""
 
     __slots__ = (
-        "children", "clock", "clocks", "colder", "flags", "generations", "group", "hotter", "keys", "numbers",
-        "pages", "parent_generations", "parents", "shares", "sizes", "uses",
+        "_before", "children", "clock", "clocks", "colder", "flags", "generations", "group", "hotter", "keys",
+        "numbers", "pages", "parent_generations", "parents", "shares", "sizes", "uses",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.clock = 0
         """Uses of pages so far."""
+        self._before = 0
+        """When a page that comes from before the first use was used."""
         self.pages: list[AnyPage | None] = [None] * QUEUES
         self.sizes = array("Q", bytes(8 * QUEUES))
         self.clocks = array("I", bytes(4 * QUEUES))
@@ -102,7 +106,7 @@ class Slots(Generic[AnyPage]):
             raise ValueError("the page, or another one of its number, is in the order already")
         self.pages[slot] = page
         self.sizes[slot] = page.size
-        self.uses[slot] = self.flags[slot] = self.shares[slot] = 0
+        self.uses[slot] = self.flags[slot] = self.shares[slot] = self.numbers[slot] = 0
         self.keys[slot] = self.parents[slot] = self.children[slot] = self.group[slot] = 0
         return slot
 
@@ -119,16 +123,19 @@ class Slots(Generic[AnyPage]):
             byte.extend(bytes(missing))
 
     def leave(self, slot: int) -> None:
-        """Frees a slot; the page before it in its chain may become the last one."""
+        """Frees a slot. What leaves with the page becomes orphans, and the page before it may end its chain
+        now."""
         self.unlink(slot)
+        for orphan in self._part(slot):
+            self.numbers[orphan] = ORPHANS
+            self.resume(orphan)
         parent = self.parent(slot)
         self.pages[slot] = None
-        self.shares[slot] = 0
+        self.shares[slot] = self.flags[slot] = 0
         self.generations[slot] = (self.generations[slot] + 1) & 0xFF
         if parent:
             self.children[parent] -= 1
-            if not self.children[parent]:
-                self.resume(parent)
+            self.resume(parent)
 
     def sample(self, first: int, step: int) -> Iterator[Watched]:
         """Every ``step``-th slot's page, from the ``first`` on, if it is observed."""
@@ -149,8 +156,8 @@ class Slots(Generic[AnyPage]):
         return (self.clock - clock) & _TIME
 
     def renew(self, used: Iterable[int], numbers: Iterable[int]) -> None:
-        """Pages are used now, one after the other: each becomes the hottest of the queue that is given for it,
-        unless something keeps it out."""
+        """Pages are used now, one after the other: each becomes the hottest of the queue that is given for
+        it, unless something keeps it out."""
         clock, clocks, flags = self.clock, self.clocks, self.flags
         colder, hotter = self.colder, self.hotter
         for slot, queue in zip(used, numbers, strict=True):
@@ -169,6 +176,16 @@ class Slots(Generic[AnyPage]):
             flags[slot] = flag & ~PASSED | LINKED
         self.clock = clock
 
+    def put_first(self, slot: int) -> None:
+        """A page was used before anything that is here: it becomes the coldest of its queue."""
+        self._before = (self._before - 1) & _TIME
+        self.clocks[slot] = self._before
+        queue = self.numbers[slot]
+        hotter = self.hotter[queue]
+        self.colder[slot], self.hotter[slot] = queue, hotter
+        self.hotter[queue] = self.colder[hotter] = slot
+        self.flags[slot] |= LINKED
+
     def unlink(self, slot: int) -> None:
         """Takes a page out of its queue, if it is there."""
         if self.flags[slot] & LINKED:
@@ -177,9 +194,9 @@ class Slots(Generic[AnyPage]):
             self.flags[slot] &= ~LINKED
 
     def resume(self, slot: int) -> None:
-        """Puts a page that waited back to where its age belongs, unless something else keeps it out. It was
-        the coldest when it began to wait, so that this is near the cold end."""
-        if self.flags[slot] & (LINKED | PINNED | PASSED | MEMBER):
+        """Puts a page that is not in its queue back to where its age belongs, unless something keeps it out:
+        most were the coldest when they were taken out, so that this is near the cold end."""
+        if self.children[slot] or self.flags[slot] & (LINKED | PINNED | PASSED | MEMBER):
             return
         queue, age = self.numbers[slot], self.age(slot)
         hotter = self.hotter[queue]
@@ -215,13 +232,37 @@ class Slots(Generic[AnyPage]):
             self.parents[slot], self.parent_generations[slot] = parent, self.generations[parent]
             self.children[parent] += 1
 
+    def last_first(self, slots: Sequence[int]) -> list[int]:
+        """These slots in this order, but for each chain what comes later before what comes earlier."""
+        among = dict.fromkeys(slots, 0)
+        for slot in slots:
+            if (parent := self.parent(slot)) in among:
+                among[parent] += 1
+        ordered = []
+        for slot in slots:
+            while slot in among and not among[slot]:
+                ordered.append(slot)
+                del among[slot]
+                slot = self.parent(slot)
+                if slot in among:
+                    among[slot] -= 1
+        return ordered
+
     # Groups
 
     def join(self, slot: int, leader: int) -> None:
         """The page leaves with another one from now on."""
+        self.unlink(slot)
         self.group[slot] = self.group[leader] or leader
         self.group[leader] = slot
+        self.clocks[slot] = self.clocks[leader]
         self.flags[slot] |= MEMBER
+
+    def leader(self, slot: int) -> int:
+        """The page that a page leaves with, or the page itself."""
+        while self.flags[slot] & MEMBER:
+            slot = self.group[slot]
+        return slot
 
     def members(self, leader: int) -> list[int]:
         """Those who leave with a page."""
@@ -232,18 +273,15 @@ class Slots(Generic[AnyPage]):
             slot = self.group[slot]
         return members
 
-    def part(self, slot: int) -> list[int]:
+    def _part(self, slot: int) -> list[int]:
         """Takes a page out of its group; returns those who have lost their leader."""
-        if not self.group[slot]:
-            return []
         others = self.members(slot)
-        if not self.flags[slot] & MEMBER:
-            for other in others:
-                self.group[other] = NO_SLOT
-                self.flags[other] &= ~MEMBER
-            self.group[slot] = NO_SLOT
-            return others
-        before = others[-1]
-        self.group[before] = self.group[slot] if len(others) > 1 else NO_SLOT
-        self.group[slot] = NO_SLOT
-        return []
+        if not others:
+            return []
+        if self.flags[slot] & MEMBER:
+            self.group[others[-1]] = self.group[slot] if len(others) > 1 else NO_SLOT
+            return []
+        for other in others:
+            self.group[other] = NO_SLOT
+            self.flags[other] &= ~MEMBER
+        return others

@@ -3,62 +3,55 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from typing import Generic, NamedTuple
 
 from kvfs.policy.classes import CLASSES, IS_PROTECTED
 from kvfs.policy.hazards import Hazards
-from kvfs.policy.slots import LINKED, MEMBER, NO_SLOT, PASSED, PINNED, SMALL_QUEUE, AnyPage, Slots
+from kvfs.policy.slots import LINKED, MEMBER, NO_SLOT, PASSED, PINNED, AnyPage, Page, Slots
 
-Ranked = tuple[float, int, int]
-"""What the coldest page of a queue is worth, minus its age, and the queue."""
+Ranked = tuple[float, int, int, int]
+"""What the coldest page of a queue is worth, minus its age, the queue, and the page's slot."""
 
 
-class Victims:
-    """One look for victims. It gives slots; one that is still there and untouched when the next is asked for
-    was passed over, and so is what comes before it in its chain, until `held` is asked for."""
+class Given(NamedTuple):
+    """A page as it was when it was given: what became of it shows afterwards."""
 
-    __slots__ = ("_all", "_hazards", "_passed", "_protected", "_slots", "_start")
+    slot: int
+    page: Page | None
+    clock: int
+    parent: int
+
+
+class Victims(Generic[AnyPage]):
+    """One look for victims. It gives slots; whoever asks says before (`begin`) and after (`finish`) what it
+    does with one, and `end` in the end. What is still there and untouched then was passed over: it is given
+    no more in this look, and what comes before it in its chain neither, until `held` is asked for."""
+
+    __slots__ = ("_all", "_hazards", "_passed", "_protected", "_queue", "_slots", "_start")
 
     def __init__(self, slots: Slots[AnyPage], hazards: Hazards) -> None:
         self._slots = slots
         self._hazards = hazards
         self._start = slots.clock
         self._passed: list[int] = []
+        self._queue = -1
+        """The queue of the last page that was worth least: it stays ranked."""
         hotter = slots.hotter
         queues = [queue for queue in range(CLASSES) if hotter[queue] != queue]
         self._all = [ranked for queue in queues if (ranked := self._rank(queue))]
-        self._protected = [each for each in self._all if IS_PROTECTED[each[2]]]
+        self._protected = [ranked for ranked in self._all if IS_PROTECTED[ranked[2]]]
         heapq.heapify(self._all)
         heapq.heapify(self._protected)
 
     def _rank(self, queue: int) -> Ranked | None:
-        slot = self._coldest(queue)
+        slot = self.next_of(queue)
         if not slot:
             return None
         age = self._slots.age(slot)
-        return self._hazards.worth(queue, age), -age, queue
-
-    def _coldest(self, queue: int) -> int:
-        """The coldest page of a queue that may leave, unless it was used since the look began."""
-        slots = self._slots
-        while slot := slots.coldest(queue):
-            if slots.age(slot) < slots.age_of(self._start):
-                return NO_SLOT
-            if not slots.group[slot] or not self._has_pinned_members(slot):
-                return slot
-            self._pass(slot)
-        return NO_SLOT
-
-    def _has_pinned_members(self, slot: int) -> bool:
-        return any(self._slots.flags[member] & PINNED for member in self._slots.members(slot))
-
-    def _pass(self, slot: int) -> None:
-        self._slots.unlink(slot)
-        self._slots.flags[slot] |= PASSED
-        self._passed.append(slot)
+        return self._hazards.worth(queue, age), -age, queue, slot
 
     def next(self, protected_first: bool) -> int:
-        """The page that is worth least, of those that were used again first if asked so; NO_SLOT at the end."""
+        """The page that is worth least, of those that were used again first if asked so; NO_SLOT at last."""
         if protected_first and (slot := self._first(self._protected)):
             return slot
         return self._first(self._all)
@@ -71,40 +64,74 @@ class Victims:
             elif ranked[0] > heap[0][0]:
                 heapq.heapreplace(heap, ranked)
             else:
-                return self._coldest(ranked[2])
+                self._queue = ranked[2]
+                return ranked[3]
         return NO_SLOT
 
-    def next_small(self) -> int:
-        """The small page used longest ago; NO_SLOT at the end."""
-        return self._coldest(SMALL_QUEUE)
-
-    def went_on(self, slot: int, clock: int, parent: int) -> None:
-        """The caller has had ``slot``, when it was used last at ``clock`` and came after ``parent``."""
+    def next_of(self, queue: int) -> int:
+        """The coldest page of a queue that ends a chain, but none that was used since the look began; NO_SLOT
+        when there is none."""
         slots = self._slots
-        if slots.flags[slot] & LINKED and slots.clocks[slot] == clock and slots.pages[slot] is not None:
+        while slot := slots.coldest(queue):
+            if slots.clock != self._start and self._is_new(slot):
+                return NO_SLOT
+            if not slots.group[slot] or not self._has_pinned_members(slot):
+                return slot
             self._pass(slot)
-        elif parent and slots.flags[parent] & LINKED and (ranked := self._rank(slots.numbers[parent])):
-            heapq.heappush(self._all, ranked)
-            if IS_PROTECTED[ranked[2]]:
-                heapq.heappush(self._protected, ranked)
+        return NO_SLOT
+
+    def _is_new(self, slot: int) -> bool:
+        return self._slots.age(slot) < self._slots.age_of(self._start)
+
+    def _has_pinned_members(self, slot: int) -> bool:
+        return any(self._slots.flags[member] & PINNED for member in self._slots.members(slot))
 
     def held(self) -> list[int]:
-        """What could not be given because something after it in its chain stays: the coldest first, so that
-        of each chain what comes later is before what comes earlier."""
+        """What could not be given because something after it in its chain stays: of each chain what comes
+        later is before what comes earlier."""
         slots = self._slots
-        held = [
-            slot
-            for slot, page in enumerate(slots.pages)
-            if page is not None
-            and not slots.flags[slot] & (LINKED | PINNED | PASSED | MEMBER)
-            and not self._has_pinned_members(slot)
-        ]
-        return sorted(held, key=slots.age, reverse=True)
+        return slots.last_first(
+            [
+                slot
+                for slot, page in enumerate(slots.pages)
+                if page is not None
+                and not slots.flags[slot] & (LINKED | PINNED | PASSED | MEMBER)
+                and not self._is_new(slot)
+                and not self._has_pinned_members(slot)
+            ]
+        )
+
+    def begin(self, slot: int) -> Given:
+        """Somebody tries to make this page leave."""
+        slots = self._slots
+        return Given(slot, slots.pages[slot], slots.clocks[slot], slots.parent(slot))
+
+    def finish(self, given: Given) -> None:
+        """Somebody has tried."""
+        slots = self._slots
+        slot, page, clock, parent = given
+        if slots.pages[slot] is page and page is not None:
+            if slots.clocks[slot] == clock:
+                self._pass(slot)
+        elif parent and slots.flags[parent] & LINKED and slots.numbers[parent] != self._queue:
+            self._consider(slots.numbers[parent])
+
+    def _consider(self, queue: int) -> None:
+        """A page has come into a queue that may not be ranked."""
+        ranked = self._rank(queue)
+        if ranked is not None:
+            heapq.heappush(self._all, ranked)
+            if IS_PROTECTED[queue]:
+                heapq.heappush(self._protected, ranked)
+
+    def _pass(self, slot: int) -> None:
+        self._slots.unlink(slot)
+        self._slots.flags[slot] |= PASSED
+        self._passed.append(slot)
 
     def end(self) -> None:
         """Puts what was passed over back to where it was."""
         for slot in reversed(self._passed):
             if self._slots.flags[slot] & PASSED:
                 self._slots.flags[slot] &= ~PASSED
-                if not self._slots.children[slot]:
-                    self._slots.resume(slot)
+                self._slots.resume(slot)

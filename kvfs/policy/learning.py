@@ -1,0 +1,87 @@
+"""When and from what is learned: pages that are used again, that come back, and that do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from kvfs.policy.classes import MOST_USES
+from kvfs.policy.ghosts import Ghost, Ghosts
+from kvfs.policy.hazards import Hazards, Watched
+from kvfs.policy.slots import NEAR_END, AnyPage, Slots
+
+MEMORY = 64
+"""How many times all pages must have been used until evidence counts a third."""
+LEAST_BETWEEN_FITS = 1024
+"""Uses of pages. Fits take milliseconds, and so few uses teach little."""
+NEW_EVIDENCE = 20
+"""There is a fit when one part in so many of the evidence is new."""
+SAMPLE = 4096
+"""A fit looks at about so many of the pages, and of the ghosts, whose future is not known yet."""
+_SPREAD = 0x9E3779B97F4A7C15
+"""Makes of any keys some whose bits are all different."""
+_NEAR_END = 128
+"""Beside the uses of a ghost: the request that used it last ended with it or with the next page."""
+
+
+class Learner:
+    """Watches pages and fits the hazards to what became of them."""
+
+    __slots__ = ("_fits", "_ghosts", "_slots", "_until_fit", "hazards")
+
+    def __init__(self, slots: Slots[AnyPage]) -> None:
+        self.hazards = Hazards()
+        self._slots = slots
+        self._ghosts = Ghosts()
+        self._until_fit = LEAST_BETWEEN_FITS
+        self._fits = 0
+
+    def entered(self, slot: int, key: int) -> bool:
+        """A page came in, which is known by any number ``key``; returns whether it came back, and then gives
+        it what was known of it."""
+        slots = self._slots
+        key = slots.keys[slot] = (key * _SPREAD >> 32) & 0xFFFFFFFF or 1
+        ghost = self._ghosts.take(key)
+        if ghost is None:
+            return False
+        self.hazards.used(ghost.number, slots.age_of(ghost.clock), 1 / ghost.share)
+        slots.uses[slot] = ghost.uses & MOST_USES
+        if ghost.uses & _NEAR_END:
+            slots.flags[slot] |= NEAR_END
+        return True
+
+    def used(self, slot: int) -> None:
+        """A page is used again; to be told before that changes its time and its class."""
+        slots = self._slots
+        if slots.shares[slot]:
+            self.hazards.used(slots.numbers[slot], slots.age(slot), 1 / slots.shares[slot])
+
+    def evicted(self, slot: int) -> None:
+        """A page is about to leave, for want of room."""
+        slots = self._slots
+        if not slots.keys[slot] or not slots.shares[slot]:
+            return
+        uses = slots.uses[slot] | (_NEAR_END if slots.flags[slot] & NEAR_END else 0)
+        gone = self._ghosts.put(
+            slots.keys[slot], Ghost(slots.numbers[slot], slots.clocks[slot], slots.shares[slot], uses)
+        )
+        if gone is not None:
+            self.hazards.ended(gone.number, slots.age_of(gone.clock), 1 / gone.share)
+
+    def went_by(self, uses: int, pages: int) -> None:
+        """So many uses went by, and there are so many pages: fits if it is time to."""
+        self._until_fit -= uses
+        if self._until_fit > 0:
+            return
+        self._ghosts.fit(pages)
+        self._until_fit = max(LEAST_BETWEEN_FITS, min(self._slots.clock, MEMORY * pages) // NEW_EVIDENCE)
+        self.hazards.fit(self._watched(pages), math.exp(-self._until_fit / (MEMORY * max(pages, 1))))
+
+    def _watched(self, pages: int) -> Iterator[Watched]:
+        """Every so many pages and ghosts, each standing for those between."""
+        self._fits += 1
+        step = max(1, pages // SAMPLE)
+        yield from self._slots.sample(self._fits % step, step)
+        step = max(1, len(self._ghosts) // SAMPLE)
+        for number, clock, share in self._ghosts.sample(self._fits % step, step):
+            yield number, self._slots.age_of(clock), step / share
