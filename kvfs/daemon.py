@@ -32,6 +32,7 @@ from kvfs.page import OWNER, Owner
 from kvfs.pool import Pool
 from kvfs.sealing import ignore_lease_breaks
 from kvfs.state import StateDirectory
+from kvfs.steps import step
 from kvfs.storage.storage import Storage
 from kvfs.storage.upkeep import leftovers_text
 from kvfs.tiers.dram import DramTier
@@ -274,6 +275,7 @@ def _ssd_place(config: Config, state: StateDirectory) -> SsdPlace:
         config.mountpoint,
         state.dram,
         discard_incompatible=config.discard_incompatible,
+        step=lambda name: step(f"ssd.{name}"),
     )
 
 

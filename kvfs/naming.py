@@ -14,6 +14,7 @@ from kvfs.errors import DirectoryNotEmpty, KvfsError, NameTaken, NameTooLong, No
 from kvfs.holding import Holding
 from kvfs.index import DRAFT, LONGEST_PATH, OTHER, STORED, Directory, Entry, require_reachable
 from kvfs.page import OWNER, Owner
+from kvfs.steps import step
 from kvfs.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Naming:
             except FileNotFoundError:
                 if entry is None:
                     raise
+        step("unlink.dram")
         if entry is not None and entry.stored is not None:
             pool.history.unlink(path)
         pool.directories.use(parent)
@@ -146,6 +148,7 @@ class Naming:
         if other is not None and other is not one and not flags:
             self._keep_for_the_kernel(other)
         try:
+            step("rename.begun")
             self._rename_in_dram(one, old.child_path(old_name), other, new.child_path(new_name), flags)
         except (OSError, KvfsError):
             if other is not None:
@@ -153,8 +156,10 @@ class Naming:
             raise
         if one is None:
             raise NoSuchPage("the tier knew a name that the index did not")
+        step("rename.dram")
         if one is not other:
             self._rename_on_ssd(one, old.child_path(old_name), other, new.child_path(new_name), flags)
+        step("rename.queued")
         if flags & RENAME_EXCHANGE:
             assert other is not None
             pool.index.exchange(old, old_name, new, new_name)

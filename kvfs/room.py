@@ -24,6 +24,7 @@ from kvfs.errors import OutOfRoom, PageInUse, TierFailed
 from kvfs.index import SEALED, STORED, UNCHECKED, Entry
 from kvfs.sealing import lease_is_free
 from kvfs.sizes import format_size
+from kvfs.steps import step
 from kvfs.storage.described import RESIDENT
 
 if TYPE_CHECKING:
@@ -337,10 +338,12 @@ class Evictor:
             return -1
         descriptors.append(fd)
         size = _allocated(fd)
+        step("evict.begun")
         if entry.stored == RESIDENT:
             self._pool.leave_dram(entry, os.fstat(fd))
         else:
             self._pool.remove_everywhere(entry)
+        step("evict.unlinked")
         self._pool.counters.evictions += 1
         self._pool.counters.evicted_bytes += size
         return size

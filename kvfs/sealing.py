@@ -21,6 +21,7 @@ import xxhash
 from kvfs.counters import LimitedLog
 from kvfs.index import DRAFT, SEALED, Entry
 from kvfs.page import DIGEST, HUGEPAGE, OWNER, SPARSE, Digest
+from kvfs.steps import step
 
 if TYPE_CHECKING:
     from kvfs.holding import Holding
@@ -113,9 +114,11 @@ class _Examination:
     def run(self, tier: DramTier) -> None:
         """In a thread: moves the file to hugepages, then computes its digest."""
         try:
+            step("seal.begun")
             if self.size >= HUGEPAGE:
                 self.huge = tier.collapse(self.fd, self.size)
             self.digest = digest_file(self.fd)
+            step("seal.digested")
         except Exception as error:  # one draft's trouble, and not that of the others in the thread
             self.error = error
 
@@ -332,9 +335,11 @@ class Sealer:
     def _store(self, entry: Entry, holding: Holding, digest: Digest, sparse: bool) -> None:
         tier = self._pool.tier
         tier.set_attribute(holding.read_fd, OWNER, entry.owner.format().encode())
+        step("seal.owned")
         if sparse:
             tier.set_attribute(holding.read_fd, SPARSE, b"1")
         tier.set_attribute(holding.read_fd, DIGEST, digest.format().encode())
+        step("seal.stored")
         entry.state = SEALED
         entry.size = self._pool.index.intern_size(digest.size)
         self._pool.counters.sealed += 1

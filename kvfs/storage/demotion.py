@@ -20,6 +20,7 @@ from kvfs.counters import LimitedLog
 from kvfs.errors import DamagedPage, NotStorable, TierFailed, TierFull, TierUncounted, TimedOut
 from kvfs.index import SEALED, UNCHECKED, Entry
 from kvfs.page import DIGEST, OWNER, SPARSE, USER, Digest
+from kvfs.steps import step
 from kvfs.storage.described import RESIDENT
 from kvfs.tiers.ssd_accounts import Reservation
 from kvfs.tiers.ssd_pages import NewPage, WrittenPage
@@ -158,10 +159,12 @@ class Demotions:
         self._storage.health.require(trio.current_time())
         fd = pool.tier.open(entry.path(), _UNSEEN)
         try:
+            step("demote.begun")
             page = self._describe(entry, fd)
             written = await self._write(page, fd)
         finally:
             os.close(fd)
+        step("demote.written")
         return await self._publish(entry, written)
 
     async def _write(self, page: NewPage, fd: int) -> WrittenPage:
@@ -241,6 +244,7 @@ class Demotions:
         if (now.atime_ns, now.mtime_ns) != (before.atime_ns, before.mtime_ns):
             storage.history.set_times(names[0][0], now.atime_ns, now.mtime_ns)
         await finished.wait()
+        step("demote.published")
         self._unpublished.remove(written)
         if result[0] is not None:
             self._abandon(written)

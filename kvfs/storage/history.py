@@ -20,6 +20,7 @@ import trio
 from kvfs.counters import LimitedLog
 from kvfs.errors import NotStorable
 from kvfs.page import OWNER, Owner
+from kvfs.steps import step as pass_step
 from kvfs.tiers import ssd_following as following
 from kvfs.tiers.ssd_tree import SsdTree
 
@@ -198,7 +199,9 @@ def _do(steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
     finished: list[tuple[Step, Exception | None]] = []
     for step in steps:
         try:
+            pass_step("history.begun")
             step.work()
+            pass_step("history.done")
         except OSError as error:
             if error.errno in _OF_THE_DISK:
                 return finished, error.strerror or str(error)

@@ -16,6 +16,7 @@ from kvfs.counters import LimitedLog
 from kvfs.errors import DamagedPage, NoSuchPage, StalePage
 from kvfs.index import SEALED, STORED, Entry
 from kvfs.page import DIGEST, OWNER, SPARSE, Digest
+from kvfs.steps import step
 from kvfs.storage.described import RESIDENT
 from kvfs.syscalls import fallocate
 from kvfs.tiers.ssd_pages import OpenedPage
@@ -33,6 +34,7 @@ def _fill(read: Copy, source: int, target: int, size: int) -> Digest:
     """In a thread: the size first, so that the file gets hugepages."""
     os.ftruncate(target, size)
     fallocate(target, 0, 0, size)
+    step("promote.allocated")
     return read(source, target, size)
 
 
@@ -90,6 +92,7 @@ class Promotions:
             self._damaged(entry, error.reason)
             raise StalePage(str(error)) from error
         try:
+            step("promote.opened")
             await self._fill(entry, opened)
         finally:
             os.close(opened.fd)
@@ -103,6 +106,7 @@ class Promotions:
         target = pool.tier.create(temporary)
         try:
             digest = await self._copy(opened.fd, target, size)
+            step("promote.copied")
             if entry.state != STORED or entry.parent is None:
                 return
             if digest != opened.digest:
@@ -144,11 +148,14 @@ class Promotions:
         tier.set_attribute(target, DIGEST, opened.digest.format().encode())
         status = pool.status(entry)
         os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        step("promote.described")
         (parent, name), *links = entry.names()
         tier.rename(temporary, parent.child_path(name))
+        step("promote.renamed")
         for further_parent, further_name in links:
             tier.link(entry.path(), further_parent.child_path(further_name))
         pool.leave_order(entry)
+        step("promote.installed")
         entry.state, entry.stored = SEALED, RESIDENT
         pool.policy.add(entry)
         pool.evictor.note_size(entry.size)

@@ -49,7 +49,7 @@ QUARANTINE_PART: Final = 20
 @dataclass(frozen=True, slots=True)
 class SsdPlace:
     """Where a tier is to be. Paths are absolute; sizes in bytes; ``quarantine_bytes`` None for the default.
-    ``step`` hears of each of ``ssd_base.STEPS``."""
+    ``step`` hears of each of ``ssd_base.STEPS`` and ``MOVING_STEPS``."""
 
     directory: Path
     capacity_bytes: int

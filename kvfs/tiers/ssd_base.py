@@ -37,6 +37,8 @@ Step = Callable[[str], None]
 STEPS: Final = ("directory", "created", "allocated", "written", "synced", "described", "renamed")
 """What storing a page passes through, for tests that fail or end the process there; "directory" is passed for
 each directory that is made on the way."""
+MOVING_STEPS: Final = ("bound", "moved")
+"""What giving a file or directory another name passes through."""
 
 
 def occupied(status: os.stat_result) -> int:
@@ -175,6 +177,7 @@ class SsdBase(Tier):
                     self._binding(one.new_directory, one.new_name),
                 )
                 self._bind(fd, add=(new,))
+                self._step("bound")
                 descriptors.append(fd)
                 bindings.append((old, new))
             try:
@@ -184,6 +187,7 @@ class SsdBase(Tier):
                     with contextlib.suppress(OSError):
                         self._bind(fd, drop=(new,))
                 raise
+            self._step("moved")
             for fd, (old, new) in zip(descriptors, bindings, strict=True):
                 self._bind(fd, add=(new,), drop=(old,))
 
