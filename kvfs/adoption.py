@@ -49,8 +49,8 @@ def adopt(pool: Pool) -> None:
             total += found.blocks * 512
         by_inode[found.inode] = entry
     pages.sort(key=lambda page: page[0])
+    pool.policy.restore([(entry, entry.hits) for _, entry in pages])
     for _, entry in pages:
-        pool.policy.add(entry)
         pool.evictor.note_size(entry.size)
     pool.counters.adopted = len(pages)
     if pages or pool.counters.dropped_at_start:

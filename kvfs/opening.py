@@ -53,7 +53,8 @@ class Openings:
     async def open_reading(self, entry: Entry) -> Holding:
         """One more reader. StalePage when the page turns out not to be there."""
         pool = self._pool
-        if entry.state == STORED and pool.storage is not None:
+        was_in_dram = entry.state != STORED
+        if not was_in_dram and pool.storage is not None:
             await pool.storage.promotions.promote(entry)
         await self._check(entry)
         if entry.parent is None and entry.holding is None:
@@ -66,7 +67,7 @@ class Openings:
         holding.readers += 1
         if entry.state == SEALED:
             pool.idle.discard(entry)
-            pool.count_hits(entry, 1)
+            pool.used(entry, was_in_dram=was_in_dram)
         pool.face.publish(entry)
         return holding
 

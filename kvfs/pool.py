@@ -31,7 +31,7 @@ from kvfs.index import (
 )
 from kvfs.naming import Naming
 from kvfs.page import OWNER, Owner
-from kvfs.policy import LeastRecentlyUsed
+from kvfs.policy import ExpectedReuse
 from kvfs.room import Evictor
 from kvfs.sealing import Sealer
 from kvfs.storage import described
@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from kvfs.storage.storage import Storage
 
 log = logging.getLogger("kvfs.pool")
+
+
+def _key(page: Entry) -> int:
+    """By what the policy knows a page when it is there again: its path."""
+    return hash(page.path())
 
 
 class Pool:
@@ -58,7 +63,8 @@ class Pool:
     ) -> None:
         self.tier = tier
         self.index = Index(owner)
-        self.policy: LeastRecentlyUsed[Entry] = LeastRecentlyUsed()
+        self.policy: ExpectedReuse[Entry] = ExpectedReuse(key_of=_key)
+        """Pages in DRAM."""
         self.counters = Counters()
         self.face: Face = NoFace()
         self.history = NoHistory()
@@ -197,12 +203,10 @@ class Pool:
 
     def leave_order(self, entry: Entry) -> None:
         """The entry is no longer a page that may be evicted."""
-        if entry.hotter is None:
-            return
-        if entry.state == STORED and self.storage is not None:
-            self.storage.order.remove(entry)
-        else:
+        if entry in self.policy:
             self.policy.remove(entry)
+        elif self.storage is not None and entry in self.storage.order:
+            self.storage.order.remove(entry)
 
     def _end(self, entry: Entry) -> int:
         self.idle.discard(entry)
@@ -338,7 +342,8 @@ class Pool:
             holdings.close(entry, self.face)
 
     def collect_touches(self) -> None:
-        """Takes over what the channel counted: hits, and their order for the policy."""
+        """Takes over what the channel counted: hits, and which pages were used together."""
+        used = []
         for number, opens in self.face.take_touched():
             entry = self.index.by_number(number)
             if entry is None:  # they were of a page that is gone
@@ -346,14 +351,21 @@ class Pool:
                 continue
             self.idle.touch(entry)
             self.idle.changed(entry)
-            self.count_hits(entry, opens)
+            self._count_hits(entry, opens)
+            if entry in self.policy:
+                used.append(entry)
+        self.policy.use_together(used)
 
-    def count_hits(self, entry: Entry, opens: int) -> None:
-        """A page was opened for reading: it is hot, in the order now and for the next daemon."""
+    def used(self, entry: Entry, *, was_in_dram: bool = True) -> None:
+        """A page was opened for reading. One that came to DRAM for that has been taken for used already."""
+        self._count_hits(entry, 1)
+        if was_in_dram and entry in self.policy:
+            self.policy.touch(entry)
+
+    def _count_hits(self, entry: Entry, opens: int) -> None:
+        """A page was opened for reading so often, which the next daemon is to know too."""
         self.counters.hits += opens
         entry.hits += opens
-        if entry.hotter is not None:
-            self.policy.touch(entry)
         if self.storage is not None:
             self.storage.uses.note(entry, time.time_ns())
         if entry.holding is not None and entry.holding.backing_id <= 0:

@@ -313,7 +313,7 @@ class Evictor:
             return
         await storage.demotions.copy_all(want.unstored)
         for entry in want.unstored:
-            if entry.hotter is not None and (size := self._evict(entry, descriptors)) >= 0:
+            if entry in self._pool.policy and (size := self._evict(entry, descriptors)) >= 0:
                 want.freed += size
                 want.freed_inodes += 1
 
@@ -339,14 +339,23 @@ class Evictor:
         descriptors.append(fd)
         size = _allocated(fd)
         step("evict.begun")
-        if entry.stored == RESIDENT:
-            self._pool.leave_dram(entry, os.fstat(fd))
-        else:
-            self._pool.remove_everywhere(entry)
+        self._pool.policy.remove(entry, evicted=True)  # while it has the name by which it is known again
+        try:
+            self._take_out(entry, fd)
+        except OSError:
+            if entry.parent is not None:
+                self._pool.policy.add(entry)
+            raise
         step("evict.unlinked")
         self._pool.counters.evictions += 1
         self._pool.counters.evicted_bytes += size
         return size
+
+    def _take_out(self, entry: Entry, fd: int) -> None:
+        if entry.stored == RESIDENT:
+            self._pool.leave_dram(entry, os.fstat(fd))
+        else:
+            self._pool.remove_everywhere(entry)
 
     def _is_unused(self, entry: Entry) -> bool:
         fd = self._open_unused(entry)

@@ -24,6 +24,11 @@ _NEAR_END = 128
 """Beside the uses of a ghost: the request that used it last ended with it or with the next page."""
 
 
+def _spread(key: int) -> int:
+    """A ghost's key: 32 bits, not all of them 0."""
+    return (key * _SPREAD >> 32) & 0xFFFFFFFF or 1
+
+
 class Learner:
     """Watches pages and fits the hazards to what became of them."""
 
@@ -40,8 +45,7 @@ class Learner:
         """A page came in, which is known by any number ``key``; returns whether it came back, and then gives
         it what was known of it."""
         slots = self._slots
-        key = slots.keys[slot] = (key * _SPREAD >> 32) & 0xFFFFFFFF or 1
-        ghost = self._ghosts.take(key)
+        ghost = self._ghosts.take(_spread(key))
         if ghost is None:
             return False
         self.hazards.used(ghost.number, slots.age_of(ghost.clock), 1 / ghost.share)
@@ -56,14 +60,14 @@ class Learner:
         if slots.shares[slot]:
             self.hazards.used(slots.numbers[slot], slots.age(slot), 1 / slots.shares[slot])
 
-    def evicted(self, slot: int) -> None:
+    def evicted(self, slot: int, key: int) -> None:
         """A page is about to leave, for want of room."""
         slots = self._slots
-        if not slots.keys[slot] or not slots.shares[slot]:
+        if not slots.shares[slot]:
             return
         uses = slots.uses[slot] | (_NEAR_END if slots.flags[slot] & NEAR_END else 0)
         gone = self._ghosts.put(
-            slots.keys[slot], Ghost(slots.numbers[slot], slots.clocks[slot], slots.shares[slot], uses)
+            _spread(key), Ghost(slots.numbers[slot], slots.clocks[slot], slots.shares[slot], uses)
         )
         if gone is not None:
             self.hazards.ended(gone.number, slots.age_of(gone.clock), 1 / gone.share)

@@ -59,9 +59,10 @@ class PolicyStatistics:
 class ExpectedReuse(Generic[AnyPage]):
     """Orders pages by the uses that they can be expected to have for the time that they take up room.
 
-    ``key_of`` gives any number by which a page is known again when it comes back after it was evicted;
-    without it, nothing is learned of what happens after that. Pages that were used again since they were made
-    may hold ``protected_percent`` of the bytes; beyond that they leave first. ``pin_budget`` is in bytes.
+    ``key_of`` gives any number by which a page is known again when it comes back after it was evicted; it is
+    asked when a page comes in and when it is evicted. Without it, nothing is learned of what comes back.
+    Pages that were used again since they were made may hold ``protected_percent`` of the bytes; beyond that
+    they leave first. ``pin_budget`` is in bytes.
     """
 
     __slots__ = (
@@ -309,8 +310,8 @@ class ExpectedReuse(Generic[AnyPage]):
         it is not here."""
         slots = self._slots
         slot = self._require(page)
-        if evicted:
-            self._learner.evicted(slot)
+        if evicted and self._key_of is not None:
+            self._learner.evicted(slot, self._key_of(page))
         size = slots.sizes[slot]
         self._bytes -= size
         if size < SMALL:

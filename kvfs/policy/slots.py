@@ -1,4 +1,4 @@
-"""What is kept of each page, in plain arrays: 52 bytes a page and no objects.
+"""What is kept of each page, in plain arrays: 48 bytes a page and no objects.
 
 A page's slot is its number, which its owner keeps unique, behind the slots of the queues. A queue is a ring
 of slots linked in both directions that begins and ends at the slot of the queue itself: `hotter` of it is
@@ -58,7 +58,7 @@ class Slots(Generic[AnyPage]):
     """The columns, and what links pages: queues, chains and groups."""
 
     __slots__ = (
-        "_before", "children", "clock", "clocks", "colder", "flags", "generations", "group", "hotter", "keys",
+        "_before", "children", "clock", "clocks", "colder", "flags", "generations", "group", "hotter",
         "numbers", "pages", "parent_generations", "parents", "shares", "sizes", "uses",
     )  # fmt: skip
 
@@ -78,8 +78,6 @@ class Slots(Generic[AnyPage]):
         is not observed: small pages, members of groups, empty slots."""
         self.uses = bytearray(QUEUES)
         self.flags = bytearray(QUEUES)
-        self.keys = array("I", bytes(4 * QUEUES))
-        """By what it is known when it comes back; 0 if it is not to be known."""
         self.colder = array("I", range(QUEUES))
         self.hotter = array("I", range(QUEUES))
         self.parents = array("I", bytes(4 * QUEUES))
@@ -107,7 +105,7 @@ class Slots(Generic[AnyPage]):
         self.pages[slot] = page
         self.sizes[slot] = page.size
         self.uses[slot] = self.flags[slot] = self.shares[slot] = self.numbers[slot] = 0
-        self.keys[slot] = self.parents[slot] = self.children[slot] = self.group[slot] = 0
+        self.parents[slot] = self.children[slot] = self.group[slot] = 0
         return slot
 
     def _grow(self, missing: int) -> None:
@@ -116,7 +114,7 @@ class Slots(Generic[AnyPage]):
         for half in (self.numbers, self.shares):
             half.frombytes(bytes(2 * missing))
         for whole in (
-            self.clocks, self.keys, self.colder, self.hotter, self.parents, self.children, self.group,
+            self.clocks, self.colder, self.hotter, self.parents, self.children, self.group,
         ):  # fmt: skip
             whole.frombytes(bytes(4 * missing))
         for byte in (self.uses, self.flags, self.generations, self.parent_generations):

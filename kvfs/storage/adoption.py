@@ -49,8 +49,8 @@ class Adoption:
         for _, entry in self._pages:
             if entry.state == STORED and entry in storage.order:
                 storage.order.touch(entry)
-        for entry in storage.pool.policy.victims():
-            if entry.stored is None:
+        for entry in storage.pool.index.entries():
+            if entry.stored is None and entry in storage.pool.policy:
                 storage.demotions.add(entry)
         log.info(
             "%s, %s only on the SSD; %s there damaged, %s not ours",
