@@ -97,6 +97,17 @@ class Face(Protocol):
     def name_remove(self, parent: int, name: bytes) -> None:
         """The name no longer exists."""
 
+    def name_gone(self, parent: int, name: bytes, evicted: bool) -> None:
+        """A page is about to lose this name, and not because a program wants that: it is evicted, or the miss
+        of whoever looks for it next has been counted already."""
+
+    def name_searched(self, parent: int, name: bytes, task: int) -> None:
+        """The kernel asked the pool for the name, on behalf of a task, and it is not there."""
+
+    def take_misses(self) -> tuple[int, int]:
+        """How often names were looked for in vain since the last call: such as were not there for all we
+        know, and such as were evicted."""
+
     def invalidate(self, parent: int, name: bytes) -> None:
         """The name means something else, or nothing, from now on."""
 
@@ -130,6 +141,13 @@ class NoFace:
     def name_add(self, parent: int, name: bytes, number: int) -> None: ...
 
     def name_remove(self, parent: int, name: bytes) -> None: ...
+
+    def name_gone(self, parent: int, name: bytes, evicted: bool) -> None: ...
+
+    def name_searched(self, parent: int, name: bytes, task: int) -> None: ...
+
+    def take_misses(self) -> tuple[int, int]:
+        return 0, 0
 
     def invalidate(self, parent: int, name: bytes) -> None: ...
 

@@ -58,7 +58,6 @@ class Openings:
             await pool.storage.promotions.promote(entry)
         await self._check(entry)
         if entry.parent is None and entry.holding is None:
-            pool.counters.misses["evicted"] += 1
             raise StalePage("the page was evicted or removed")
         try:
             holding = pool.hold(entry)
@@ -110,7 +109,7 @@ class Openings:
             return
         if reason:
             name = entry.path().decode(errors="backslashreplace")
-            pool.counters.misses["corrupt"] += 1
+            pool.count_miss(entry, "corrupt")
             self._log.warning("corrupt", f"{name} is damaged and dropped: {reason}")
             pool.remove_everywhere(entry)
             raise StalePage(f"{name} is damaged") from CorruptPage(reason)

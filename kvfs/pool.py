@@ -129,7 +129,7 @@ class Pool:
     def vanished(self, entry: Entry) -> NoSuchPage:
         """A name is in the index but not on the tier: somebody removed it there, and they are right. Forgets
         it, and with it what was in a directory, but not a link that is still there."""
-        self.counters.misses["vanished"] += 1
+        self.count_miss(entry, "vanished")
         name = entry.path().decode(errors="backslashreplace")
         self._log.warning("vanished", f"{name} is gone from the tier behind our back: forgotten")
         if isinstance(entry, Directory):
@@ -141,6 +141,17 @@ class Pool:
         for parent, link in gone:
             self.face.invalidate(parent.number, link)
         return NoSuchPage(name)
+
+    def count_miss(self, entry: Entry, reason: str) -> None:
+        """A page turned out not to be what it should be, and is about to go."""
+        self.counters.misses[reason] += 1
+        self.note_gone(entry, evicted=False)
+
+    def note_gone(self, entry: Entry, *, evicted: bool) -> None:
+        """A page is about to go: whoever looks for it next misses one that was evicted, or one that was
+        counted already."""
+        for parent, name in entry.names():
+            self.face.name_gone(parent.number, name, evicted)
 
     def _is_there(self, parent: Directory, name: bytes) -> bool:
         try:
@@ -342,7 +353,10 @@ class Pool:
             holdings.close(entry, self.face)
 
     def collect_touches(self) -> None:
-        """Takes over what the channel counted: hits, and which pages were used together."""
+        """Takes over what the channel counted: misses, hits, and which pages were used together."""
+        for reason, count in zip(("absent", "evicted"), self.face.take_misses(), strict=True):
+            if count:
+                self.counters.misses[reason] += count
         used = []
         for number, opens in self.face.take_touched():
             entry = self.index.by_number(number)
@@ -368,6 +382,7 @@ class Pool:
         entry.hits += opens
         if self.storage is not None:
             self.storage.uses.note(entry, time.time_ns())
+            self.storage.demotions.touched(entry)
         if entry.holding is not None and entry.holding.backing_id <= 0:
             # The kernel may have the bytes, and then reads nothing: this sets the access time in its place.
             os.pread(entry.holding.read_fd, 1, 0)

@@ -355,6 +355,7 @@ class Evictor:
         if entry.stored == RESIDENT:
             self._pool.leave_dram(entry, os.fstat(fd))
         else:
+            self._pool.note_gone(entry, evicted=True)
             self._pool.remove_everywhere(entry)
 
     def _is_unused(self, entry: Entry) -> bool:

@@ -115,7 +115,7 @@ class Verifier:
                     self._leave_dram(entry, dram.reason, ssd)
         storage = self._pool.storage
         if storage is not None and _is_in_dram(entry) and entry.stored is None:
-            storage.demotions.add(entry)
+            storage.demotions.lacks_copy(entry)
 
     async def _walked(self) -> None:
         """Until the SSD has been walked, nobody knows which pages have a copy there."""
@@ -209,7 +209,7 @@ class Verifier:
             pool.face.invalidate(any_parent.number, any_name)
 
     def _drop(self, entry: Entry) -> None:
-        self._pool.counters.misses["corrupt"] += 1
+        self._pool.count_miss(entry, "corrupt")
         self._pool.remove_everywhere(entry)
 
     # The SSD

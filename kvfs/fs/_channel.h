@@ -5,6 +5,7 @@
  * _channel_answers.c  kernel -> libfuse: what is answered here, from the table, without Python
  * _channel_bytes.c    the bytes of open files, where the kernel does not move them
  * _channel_flush.c    who closed a draft: a program that ends by a signal is found out here
+ * _channel_misses.c   which names were looked for and are not there
  * _channel_names.c    which names exist and what they mean
  * _channel_replies.c  libfuse -> kernel: what is added to replies on their way
  */
@@ -66,6 +67,8 @@ struct channel_init_out {
 #define CHANNEL_PENDING 65536u
 #define CHANNEL_FLUSHES 1024u
 #define CHANNEL_TOUCHED_SLOTS 65536u
+#define CHANNEL_SEARCHES 256u
+#define CHANNEL_GONE_NAMES (1u << 18)
 #define CHANNEL_CACHE_SECONDS 3600u
 #define CHANNEL_DIRECTORY_SECONDS 1u
 #define CHANNEL_INLINE_ALLOCATION (32u << 20)
@@ -120,6 +123,35 @@ bool names_get(const struct names *names, uint64_t number, const char *text, siz
 const char *names_remove(struct names *names, uint64_t number, const char *text, size_t length);
 void names_clear(struct names *names, void (*release)(const char *text));
 
+/* The same for the same name, in the map and in what is counted of names that are not in it. */
+uint64_t name_hash(uint64_t number, const char *text, size_t length);
+
+/* The last name that a task looked for in vain. */
+struct search {
+    uint64_t name; /* its hash */
+    int64_t since_ms;
+    uint32_t task;
+    bool waits; /* it is not counted yet */
+};
+
+/* See _channel_misses.c. Guarded by channel.lock, as the functions expect. */
+struct misses {
+    struct search searches[CHANNEL_SEARCHES]; /* by the task's number */
+    uint32_t gone[CHANNEL_GONE_NAMES];        /* by the name's hash: a part of it, and whether it was evicted */
+    uint64_t absent, evicted;                 /* since Python last asked */
+};
+
+/* Somebody looked for a name that is not there. ``name`` ends with a zero. */
+void misses_searched(struct misses *misses, uint32_t task, uint64_t parent, const char *name, size_t length);
+/* A task is about to give a name to something. */
+void misses_made(struct misses *misses, uint32_t task, uint64_t parent, const char *name, size_t length);
+/* A page is about to lose its name: it is evicted, or the miss of whoever looks for it next was counted already. */
+void misses_gone(struct misses *misses, uint64_t parent, const char *name, size_t length, bool evicted);
+/* The name means something again. */
+void misses_came_back(struct misses *misses, uint64_t parent, const char *name, size_t length);
+/* Counts the searches that have waited long enough. */
+void misses_settle(struct misses *misses);
+
 /* A FLUSH of a draft that waits for its answer. */
 struct flush {
     uint64_t unique, handle;
@@ -151,6 +183,7 @@ struct channel {
     struct names names; /* directory's number and name give the node */
     uint32_t touched[CHANNEL_TOUCHED_SLOTS];
     uint32_t touched_count;
+    struct misses misses;
     uint64_t forgotten_hits; /* of records that were forgotten before their hits were collected */
     struct pending_reply pending[CHANNEL_PENDING];
     struct flushes flushes;

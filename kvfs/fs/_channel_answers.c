@@ -109,6 +109,8 @@ static bool answer_lookup(struct channel *channel, struct request *request) {
     } else if (!atomic_load(&channel->names_complete)) {
         pthread_mutex_unlock(&channel->lock);
         return false;
+    } else {
+        misses_searched(&channel->misses, request->header->pid, parent, name, length);
     }
     pthread_mutex_unlock(&channel->lock);
     if (channel_reply(channel, request->header->unique, 0, &out, sizeof out) < 0 && record) {
@@ -233,8 +235,43 @@ void channel_expect(struct channel *channel, uint64_t unique, uint64_t nodeid, u
     atomic_store_explicit(&slot->unique, unique, memory_order_release);
 }
 
+/* The name that a request gives to something, and the directory that it lies in; NULL for any other request. */
+static const char *name_made(const struct request *request, uint64_t *parent, size_t *length) {
+    size_t place;
+    *parent = request->header->nodeid;
+    switch (request->header->opcode) {
+    case FUSE_CREATE: place = sizeof(struct fuse_create_in); break;
+    case FUSE_MKNOD: place = sizeof(struct fuse_mknod_in); break;
+    case FUSE_MKDIR: place = sizeof(struct fuse_mkdir_in); break;
+    case FUSE_LINK: place = sizeof(struct fuse_link_in); break;
+    case FUSE_SYMLINK: place = 0; break;
+    case FUSE_RENAME: place = sizeof(struct fuse_rename_in); break;
+    case FUSE_RENAME2: place = sizeof(struct fuse_rename2_in); break;
+    default: return NULL;
+    }
+    const char *body = request->body, *name = body + place, *end = body + request->body_length;
+    if (request->header->opcode == FUSE_RENAME || request->header->opcode == FUSE_RENAME2) {
+        if (place > request->body_length)
+            return NULL;
+        memcpy(parent, body, sizeof *parent); /* both begin with the new directory */
+        name += strnlen(name, (size_t)(end - name)) + 1;
+    }
+    if (name >= end)
+        return NULL;
+    *length = strnlen(name, (size_t)(end - name));
+    return name;
+}
+
 static void remember(struct channel *channel, struct request *request) {
     const struct fuse_in_header *header = request->header;
+    uint64_t parent;
+    size_t length;
+    const char *made = name_made(request, &parent, &length);
+    if (made) {
+        pthread_mutex_lock(&channel->lock);
+        misses_made(&channel->misses, header->pid, parent, made, length);
+        pthread_mutex_unlock(&channel->lock);
+    }
     if (header->opcode == FUSE_INIT) {
         const struct fuse_init_in *in = request->body;
         channel->init_flags = in->flags;

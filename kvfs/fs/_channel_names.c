@@ -21,7 +21,7 @@ static uint64_t mix(uint64_t value) {
     return value ^ (value >> 31);
 }
 
-static uint64_t hash_of(uint64_t number, const char *text, size_t length) {
+uint64_t name_hash(uint64_t number, const char *text, size_t length) {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     for (size_t i = 0; i < length; i++)
         hash = (hash ^ (unsigned char)text[i]) * UINT64_C(0x100000001b3);
@@ -29,12 +29,12 @@ static uint64_t hash_of(uint64_t number, const char *text, size_t length) {
 }
 
 static uint64_t home_of(const struct names *names, const struct name_slot *slot) {
-    return hash_of(slot->number, slot->text, slot->length) & (names->slot_count - 1);
+    return name_hash(slot->number, slot->text, slot->length) & (names->slot_count - 1);
 }
 
 /* The slot that holds it, or the free one where it would be put. The map has slots. */
 static struct name_slot *find(const struct names *names, uint64_t number, const char *text, size_t length) {
-    uint64_t mask = names->slot_count - 1, place = hash_of(number, text, length) & mask;
+    uint64_t mask = names->slot_count - 1, place = name_hash(number, text, length) & mask;
     for (;; place = (place + 1) & mask) {
         struct name_slot *slot = &names->slots[place];
         if (!slot->text ||

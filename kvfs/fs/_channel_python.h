@@ -22,6 +22,9 @@ PyObject *channel_take_lookups(ChannelObject *self, PyObject *node);
 PyObject *channel_forget(ChannelObject *self, PyObject *node);
 PyObject *channel_name_add(ChannelObject *self, PyObject *args);
 PyObject *channel_name_remove(ChannelObject *self, PyObject *args);
+PyObject *channel_name_gone(ChannelObject *self, PyObject *args);
+PyObject *channel_name_searched(ChannelObject *self, PyObject *args);
+PyObject *channel_take_misses(ChannelObject *self, PyObject *ignored);
 PyObject *channel_take_touched(ChannelObject *self, PyObject *ignored);
 
 /* Gives back the reference to the bytes object in which a name's text lies. */

@@ -152,6 +152,7 @@ PyObject *channel_name_add(ChannelObject *self, PyObject *args) {
     Py_INCREF(name);
     pthread_mutex_lock(&self->channel->lock);
     bool added = names_put(&self->channel->names, parent, PyBytes_AS_STRING(name), length, (uint32_t)node, &replaced);
+    misses_came_back(&self->channel->misses, parent, PyBytes_AS_STRING(name), length);
     pthread_mutex_unlock(&self->channel->lock);
     if (!added) {
         Py_DECREF(name);
@@ -172,6 +173,40 @@ PyObject *channel_name_remove(ChannelObject *self, PyObject *args) {
     pthread_mutex_unlock(&self->channel->lock);
     release_name(removed);
     Py_RETURN_NONE;
+}
+
+PyObject *channel_name_gone(ChannelObject *self, PyObject *args) {
+    unsigned long long parent;
+    PyObject *name;
+    int evicted;
+    if (!PyArg_ParseTuple(args, "KSp", &parent, &name, &evicted))
+        return NULL;
+    pthread_mutex_lock(&self->channel->lock);
+    misses_gone(&self->channel->misses, parent, PyBytes_AS_STRING(name), (size_t)PyBytes_GET_SIZE(name), evicted);
+    pthread_mutex_unlock(&self->channel->lock);
+    Py_RETURN_NONE;
+}
+
+PyObject *channel_name_searched(ChannelObject *self, PyObject *args) {
+    unsigned long long parent;
+    unsigned int task;
+    PyObject *name;
+    if (!PyArg_ParseTuple(args, "KSI", &parent, &name, &task))
+        return NULL;
+    pthread_mutex_lock(&self->channel->lock);
+    misses_searched(&self->channel->misses, task, parent, PyBytes_AS_STRING(name), (size_t)PyBytes_GET_SIZE(name));
+    pthread_mutex_unlock(&self->channel->lock);
+    Py_RETURN_NONE;
+}
+
+PyObject *channel_take_misses(ChannelObject *self, PyObject *Py_UNUSED(ignored)) {
+    struct misses *misses = &self->channel->misses;
+    pthread_mutex_lock(&self->channel->lock);
+    misses_settle(misses);
+    unsigned long long absent = misses->absent, evicted = misses->evicted;
+    misses->absent = misses->evicted = 0;
+    pthread_mutex_unlock(&self->channel->lock);
+    return Py_BuildValue("(KK)", absent, evicted);
 }
 
 struct touch {

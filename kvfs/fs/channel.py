@@ -170,6 +170,15 @@ class KernelChannel:
     def name_remove(self, parent: int, name: bytes) -> None:
         self._native.name_remove(parent, name)
 
+    def name_gone(self, parent: int, name: bytes, evicted: bool) -> None:
+        self._native.name_gone(parent, name, evicted)
+
+    def name_searched(self, parent: int, name: bytes, task: int) -> None:
+        self._native.name_searched(parent, name, task)
+
+    def take_misses(self) -> tuple[int, int]:
+        return self._native.take_misses()
+
     def take_touched(self) -> list[tuple[int, int]]:
         return self._native.take_touched()
 

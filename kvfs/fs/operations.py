@@ -112,6 +112,7 @@ class Operations(pyfuse3.Operations):
         entry = await self._child(directory, name)
         if entry is not None:
             return self._reply(entry)
+        self._pool.face.name_searched(directory.number, name, ctx.pid)
         storage = self._pool.storage
         return missing_entry() if storage is None or storage.walked.is_set() else missing_entry(0.0)
 

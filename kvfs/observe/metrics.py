@@ -52,7 +52,7 @@ class _StatusCollector(Collector):
         ):
             yield CounterMetricFamily(f"kvfs_{name}", documentation, value=value)
         for name, documentation in (
-            ("misses", "Opens for reading that found no page, by reason."),
+            ("misses", "Searches for a page that was not there or was damaged, by reason."),
             ("failures", "Drafts dropped instead of sealed, by reason."),
         ):
             family = CounterMetricFamily(f"kvfs_{name}", documentation, labels=["reason"])

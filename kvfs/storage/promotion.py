@@ -85,7 +85,7 @@ class Promotions:
         try:
             opened = await storage.ask(entry, lambda path: storage.tier.open_page(path, storage.open_flags))
         except NoSuchPage as error:
-            pool.counters.misses["vanished"] += 1
+            pool.count_miss(entry, "vanished")
             pool.remove_everywhere(entry)
             raise StalePage(str(error)) from None
         except DamagedPage as error:
@@ -163,6 +163,6 @@ class Promotions:
     def _damaged(self, entry: Entry, reason: str) -> None:
         """A miss, and the file in quarantine."""
         pool, path = self._storage.pool, entry.path()
-        pool.counters.misses["corrupt"] += 1
+        pool.count_miss(entry, "corrupt")
         self._storage.history.append(lambda: self._storage.tier.set_aside(path, reason))
         pool.remove_everywhere(entry)

@@ -36,6 +36,9 @@ class KernelFace:
     described: dict[int, os.stat_result] = field(default_factory=dict)
     lookups: Counter[int] = field(default_factory=Counter)
     invalidated: list[tuple[int, bytes]] = field(default_factory=list)
+    gone: dict[tuple[int, bytes], bool] = field(default_factory=dict)
+    """Names that pages lost without a program, and whether that was by eviction."""
+    misses: tuple[int, int] = (0, 0)
     faults: list[str] = field(default_factory=list)
     next_id: int = 1
 
@@ -119,6 +122,19 @@ class KernelFace:
     def name_remove(self, parent: int, name: bytes) -> None:
         if self.names.pop((parent, name), None) is None:
             self.faults.append(f"the name {name!r} in {parent} was removed, and was not there")
+
+    def name_gone(self, parent: int, name: bytes, evicted: bool) -> None:
+        if (parent, name) not in self.names:
+            self.faults.append(f"the name {name!r} in {parent} is said to go, and was not there")
+        self.gone[parent, name] = evicted
+
+    def name_searched(self, parent: int, name: bytes, task: int) -> None:
+        if (parent, name) in self.names:
+            self.faults.append(f"the name {name!r} in {parent} is said not to be there, and is")
+
+    def take_misses(self) -> tuple[int, int]:
+        misses, self.misses = self.misses, (0, 0)
+        return misses
 
     def invalidate(self, parent: int, name: bytes) -> None:
         self.invalidated.append((parent, name))

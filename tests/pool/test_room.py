@@ -87,7 +87,7 @@ async def test_many_are_evicted_without_holding_up_the_loop(pool: Pool) -> None:
 
 
 async def test_an_evicted_page_is_a_miss_and_its_number_lives_while_the_kernel_knows_it(
-    pool: Pool, openings: Openings
+    pool: Pool, openings: Openings, face: KernelFace
 ) -> None:
     entry = await page(pool, b"page", DATA)
     entry.lookups = 1
@@ -98,7 +98,11 @@ async def test_an_evicted_page_is_a_miss_and_its_number_lives_while_the_kernel_k
         await openings.open_writing(entry, truncate=True)
     with pytest.raises(StalePage):
         pool.status(entry)
-    assert pool.counters.misses == {"evicted": 1}
+    assert face.gone == {(1, b"page"): True}
+    assert not pool.counters.misses, "the kernel looks the name up again, and then it is one"
+    face.misses = (2, 1)
+    pool.collect_touches()
+    assert pool.counters.misses == {"absent": 2, "evicted": 1}
     files.forget(pool, entry.number, 1)
     assert pool.index.by_number(entry.number) is None
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from kvfs.fs._channel import Channel
 
 LOOKUP, FORGET, GETATTR, SETATTR, SYMLINK = 1, 2, 3, 4, 6
+MKNOD, MKDIR, RENAME, LINK, RENAME2 = 8, 9, 12, 13, 45
 OPEN, READ, WRITE, STATFS, RELEASE = 14, 15, 16, 17, 18
 SETXATTR, GETXATTR, FLUSH, INIT, OPENDIR = 21, 22, 25, 26, 27
 CREATE, INTERRUPT, FALLOCATE, READDIRPLUS, LSEEK = 35, 36, 43, 44, 46
@@ -138,9 +139,9 @@ class Wire:
         assert reply.unique == unique
         return reply
 
-    def pass_on(self, opcode: int, node: int = 1, body: bytes = b"") -> Request:
+    def pass_on(self, opcode: int, node: int = 1, body: bytes = b"", pid: int = 0) -> Request:
         """A request that the channel must pass on."""
-        unique = self.send(opcode, node, body)
+        unique = self.send(opcode, node, body, pid)
         request = self.forwarded()
         assert (request.opcode, request.unique, request.node) == (opcode, unique, node)
         return request
