@@ -333,16 +333,6 @@ class Storage:
             "unstored_bytes": self.demotions.unstored_bytes,
             "waiting_changes": len(self.history),
             "written": self.demotions.written,
-    def _evict(self, entry: Entry) -> None:
-        if entry.stored == RESIDENT:
-            self.forget_copy(entry)
-            self.demotions.give_up(entry)
-            return
-        self.evictions += 1
-        self.evicted_bytes += entry.size
-        self.pool.note_gone(entry, evicted=True)
-        self.pool.remove_everywhere(entry)
-
             "written_bytes": self.demotions.written_bytes,
             "read": self.promotions.read,
             "read_bytes": self.promotions.read_bytes,
