@@ -26,6 +26,7 @@ from kvfs.fs.channel import KernelChannel, raise_descriptor_limit
 from kvfs.fs.control import ControlFiles
 from kvfs.fs.files import Files
 from kvfs.fs.operations import Operations
+from kvfs.notify import ServiceManager
 from kvfs.observe.metrics import Metrics
 from kvfs.observe.status import Status
 from kvfs.page import OWNER, Owner
@@ -42,23 +43,36 @@ log = logging.getLogger("kvfs.daemon")
 
 OOM_SCORE_ADJUSTMENT = -800
 """The daemon is small, and its end hurts every engine: the kernel should look for its victim elsewhere."""
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+KEEP_SIGNAL = signal.SIGUSR1
+"""Unmounts as the others do, and leaves the DRAM for the next mount: what a restart sends."""
 MAX_TASKS = 1000
 """Requests in work at once. pyfuse3's default of 99 lets slow ones hold up quick ones."""
 MAX_IDLE_PAGES = 16384
 DETACH_SECONDS = 5.0
 """How long programs may go on using a mount that was told to end, before its connection is cut."""
 POLL_GROWTH_SECONDS = 0.005
+REPORT_SECONDS = 15.0
+"""How often a service manager without a watchdog hears how the mount does."""
+END_SECONDS = 60.0
+"""For the end of the daemon, besides what may be copied to an SSD: files of many GiB take seconds to free."""
 
 
 class Daemon:
     """One mount from start to end."""
 
     def __init__(
-        self, config: Config, state: StateDirectory, tier: DramTier, ssd: SsdTier | None = None
+        self,
+        config: Config,
+        state: StateDirectory,
+        tier: DramTier,
+        ssd: SsdTier | None = None,
+        manager: ServiceManager | None = None,
     ) -> None:
         self._config = config
         self._state = state
         self._tier = tier
+        self._manager = manager or ServiceManager()
         descriptors = raise_descriptor_limit()
         owner = Owner(stat.S_IFDIR | config.mode, config.owner_uid, config.owner_gid)
         self._pool = Pool(
@@ -73,13 +87,17 @@ class Daemon:
                 self._pool,
                 ssd,
                 write=partial(copies.write, idle=True),
+                write_at_once=copies.write,
                 read=copies.read,
                 read_path=copies.statistics,
                 settle_seconds=config.settle_seconds,
+                write_delay_seconds=config.ssd_write_delay_seconds,
+                write_policy=config.ssd_write_policy,
                 io_timeout=config.io_timeout_seconds,
             )
         adoption.adopt(self._pool)
         self._device = ""
+        self._ended = trio.Event()
         self._is_flushed = False
 
     @property
@@ -156,6 +174,7 @@ class Daemon:
             nursery.start_soon(self._watch_end, channel)
             nursery.start_soon(self._start, status, ready)
             await pyfuse3.main(max_tasks=MAX_TASKS)
+            self._tell_stopping()
             await self._flush()
             nursery.cancel_scope.cancel()
 
@@ -168,7 +187,7 @@ class Daemon:
             await storage.demotions.finish()
             self._is_flushed = True
             return
-        log.warning("%d pages are not on the SSD: unmounting took too long", storage.demotions.unstored)
+        log.warning("%d pages are not on the SSD: unmounting took too long", len(storage.demotions.unstored))
 
     async def _start(self, status: Status, ready: int | None) -> None:
         """Brings the pool to its size, then tells that the mount answers, once it does."""
@@ -181,27 +200,54 @@ class Daemon:
         if ready is not None:
             os.write(ready, b"ready\n")
             os.close(ready)
+        self._manager.tell(READY=1, STATUS=status.line())
+        if self._manager.is_listening:
+            await self._report(status)
+
+    async def _report(self, status: Status) -> None:
+        """Gives signs of life for as long as the mount answers: one that hangs is to be restarted."""
+        pause = self._manager.watchdog_seconds / 3 or REPORT_SECONDS
+        while True:
+            await trio.sleep(pause)
+            with suppress(OSError):  # of a connection that ends: others see to that
+                await trio.to_thread.run_sync(os.statvfs, self._config.mountpoint)
+            self._manager.tell(WATCHDOG=1, STATUS=status.line())
+
+    def _tell_stopping(self) -> None:
+        """Asks the service manager for the time that copying to the SSD may take, whatever its own limit."""
+        flush = self._config.flush_timeout_seconds if self._pool.storage is not None else 0.0
+        self._manager.tell(
+            STOPPING=1, STATUS="unmounting", EXTEND_TIMEOUT_USEC=int((flush + END_SECONDS) * 1e6)
+        )
 
     async def _watch_end(self, channel: KernelChannel) -> None:
         """The kernel's side has ended: libfuse must hear of it before the pair is closed."""
         await trio.lowlevel.wait_readable(channel.ended_fd)
+        self._ended.set()
         pyfuse3.terminate()
 
     async def _watch_signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        with trio.open_signal_receiver(*END_SIGNALS, KEEP_SIGNAL) as signals:
             async for number in signals:
                 log.info("%s: unmounting", signal.Signals(number).name)
+                if number == KEEP_SIGNAL:
+                    self._state.ask_keep()
+                self._tell_stopping()
                 await self._end()
 
     async def _end(self) -> None:
         """Unmounts; programs that still use the mount get a little time."""
-        try:
-            await trio.to_thread.run_sync(mounts.unmount, self._config.mountpoint)
+        if self._ended.is_set():
+            return  # somebody has unmounted it, and the SSD gets what it has not yet
+        if mounting.find_device(self._config.mountpoint) == self._device:  # else it was detached before
+            try:
+                await trio.to_thread.run_sync(mounts.unmount, self._config.mountpoint)
+            except OSError as error:
+                log.warning("%s is in use (%s): detached", self._config.mountpoint, error.strerror)
+                await trio.to_thread.run_sync(mounts.unmount, self._config.mountpoint, True)
+        with trio.move_on_after(DETACH_SECONDS):
+            await self._ended.wait()
             return
-        except OSError as error:
-            log.warning("%s is in use (%s): detached", self._config.mountpoint, error.strerror)
-        await trio.to_thread.run_sync(mounts.unmount, self._config.mountpoint, True)
-        await trio.sleep(DETACH_SECONDS)
         log.warning("programs still use the mount: its connection is cut")
         mounting.abort(self._device)
 
@@ -232,7 +278,12 @@ def _only(error: BaseException) -> BaseException:
     return error
 
 
-def run(config: Config, state: StateDirectory, ready: int | None = None) -> None:
+def run(
+    config: Config,
+    state: StateDirectory,
+    ready: int | None = None,
+    manager: ServiceManager | None = None,
+) -> None:
     """Serves a mount in this process until it is unmounted. Raises KvfsError when it cannot start."""
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
@@ -250,7 +301,7 @@ def run(config: Config, state: StateDirectory, ready: int | None = None) -> None
         keep = not created or bool(tier.list(b""))
         if config.ssd:
             ssd = SsdTier.attach(_ssd_place(config, state))
-        daemon = Daemon(config, state, tier, ssd)
+        daemon = Daemon(config, state, tier, ssd, manager)
         daemon.run(ready)
         keep = config.keep
         if ssd is not None and daemon.is_flushed:
@@ -274,6 +325,7 @@ def _ssd_place(config: Config, state: StateDirectory) -> SsdPlace:
         config.ssd_capacity_bytes,
         config.mountpoint,
         state.dram,
+        config.state_dir,
         discard_incompatible=config.discard_incompatible,
         step=lambda name: step(f"ssd.{name}"),
     )

@@ -32,6 +32,7 @@ from kvfs.errors import (
     UsageError,
     from_exit_code,
 )
+from kvfs.notify import ServiceManager
 from kvfs.sizes import format_size
 from kvfs.state import StateDirectory
 from kvfs.tiers import tmpfs
@@ -66,7 +67,9 @@ END_DEADLINE_SECONDS = 10.0
 )
 @click.option("--mode", metavar="0770", help="Permission bits of the root directory. [0770]")
 @click.option("--reserve-percent", metavar="N", help="Part of the pool kept free for writers. [5]")
-@click.option("--ssd", metavar="DIR", help="A directory on an SSD to which pages go down. [none]")
+@click.option(
+    "--ssd", metavar="DIR", help="A directory on an SSD to which pages go down; it is made if missing. [none]"
+)
 @click.option(
     "--ssd-capacity", metavar="SIZE", help="What may be used there: 2T, or a share of its filesystem. [90%]"
 )
@@ -75,7 +78,17 @@ END_DEADLINE_SECONDS = 10.0
     metavar="auto|cufile|uring|direct",
     help="How pages move between the SSD and DRAM; what does not work here gives way to the next. [auto]",
 )
-@click.option("--settle", metavar="TIME", help="How long a page waits before it is copied to the SSD. [1s]")
+@click.option(
+    "--ssd-write-policy",
+    metavar="all|reuse",
+    help="Which pages are copied to the SSD: every one, or those that were stored or read again. [all]",
+)
+@click.option(
+    "--ssd-write-delay",
+    metavar="TIME",
+    help="How long a page may be in DRAM only: what is removed by then is never written. [30s]",
+)
+@click.option("--settle", metavar="TIME", help="How long a page is in DRAM only at least: temporaries. [1s]")
 @click.option("--io-timeout", metavar="TIME", help="How long a read waits for the SSD. [30s]")
 @click.option(
     "--flush-timeout", metavar="TIME", help="How long unmounting may copy what the SSD has not yet. [60s]"
@@ -110,15 +123,15 @@ def command(mountpoint: str, file: str | None, options: tuple[str, ...], **flags
     )
     _check_numa(config)
     warning = configuration.pool_warning(config, configuration.read_memory())
-    if warning is not None:
-        print(f"kvfs: warning: {warning}", file=sys.stderr)
+    for line in (*([warning] if warning else []), *configuration.ssd_warnings(config)):
+        print(f"kvfs: warning: {line}", file=sys.stderr)
     state = StateDirectory.for_mountpoint(path, config.state_dir)
     _check_place(path, state)
     _check_machine()
     if config.foreground:
         from kvfs.daemon import run
 
-        run(config, state)
+        run(config, state, manager=ServiceManager.from_environment(os.environ))
         return
     _start(config, state)
     _announce(config)

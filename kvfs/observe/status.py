@@ -79,6 +79,18 @@ class Status:
             "config": self.config(),
         }
 
+    def line(self) -> str:
+        """How the mount does in one line, for a service manager."""
+        status = self.read()
+        dram, ssd = status["tiers"]["dram"], status["tiers"].get("ssd")
+        parts = [f"{format_size(dram['used_bytes'])} of {format_size(dram['capacity_bytes'])} of DRAM used"]
+        if ssd is not None:
+            parts.append(
+                f"{format_size(ssd['used_bytes'])} of {format_size(ssd['capacity_bytes'])} of the SSD, "
+                f"{format_size(ssd['unstored_bytes'])} not there yet"
+            )
+        return "; ".join([", ".join(parts), *status["degraded"]])
+
     def _degraded(self) -> list[str]:
         lines = list(self.degraded)
         if reason := self._channel.passthrough_reason:
