@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -101,9 +101,7 @@ class Promotions:
         pool = self._storage.pool
         size = opened.status.st_size
         await pool.evictor.require(size)
-        self._serial += 1
-        temporary = b".kvfs-promotion-%d" % self._serial
-        target = pool.tier.create(temporary)
+        temporary, target = self._create_temporary()
         try:
             digest = await self._copy(opened.fd, target, size)
             step("promote.copied")
@@ -115,10 +113,20 @@ class Promotions:
             self._install(entry, opened, target, temporary)
         finally:
             os.close(target)
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError), pool.directories.unseen(pool.index.root):
                 pool.tier.unlink(temporary)
         self.read += 1
         self.read_bytes += size
+
+    def _create_temporary(self) -> tuple[bytes, int]:
+        """A new file whose name no user has taken, and its descriptor."""
+        while True:
+            self._serial += 1
+            temporary = b".kvfs-promotion-%d" % self._serial
+            try:
+                return temporary, self._storage.pool.tier.create(temporary)
+            except FileExistsError:
+                continue
 
     async def _copy(self, source: int, target: int, size: int) -> Digest:
         """The bytes, and their digest. Raises TimedOut, and OSError where the disk fails."""
@@ -137,7 +145,8 @@ class Promotions:
         raise storage.failed(f"a page could not be read within {storage.io_timeout:g} s")
 
     def _install(self, entry: Entry, opened: OpenedPage, target: int, temporary: bytes) -> None:
-        """The file in DRAM becomes the page: attributes first, then its names."""
+        """The file in DRAM becomes the page: attributes, then its names, and the digest last. Without one,
+        whatever it is called, it is nothing that the next daemon would serve."""
         pool = self._storage.pool
         tier = pool.tier
         for attribute, value in opened.attributes.items():
@@ -145,15 +154,19 @@ class Promotions:
         if opened.record.sparse:
             tier.set_attribute(target, SPARSE, b"1")
         tier.set_attribute(target, OWNER, entry.owner.format().encode())
-        tier.set_attribute(target, DIGEST, opened.digest.format().encode())
         status = pool.status(entry)
         os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
         step("promote.described")
-        (parent, name), *links = entry.names()
-        tier.rename(temporary, parent.child_path(name))
-        step("promote.renamed")
-        for further_parent, further_name in links:
-            tier.link(entry.path(), further_parent.child_path(further_name))
+        paths = [parent.child_path(name) for parent, name in entry.names()]
+        with ExitStack() as undo:
+            tier.rename(temporary, paths[0])
+            undo.callback(tier.unlink, paths[0])
+            step("promote.renamed")
+            for path in paths[1:]:
+                tier.link(paths[0], path)
+                undo.callback(tier.unlink, path)
+            tier.set_attribute(target, DIGEST, opened.digest.format().encode())
+            undo.pop_all()
         pool.leave_order(entry)
         step("promote.installed")
         entry.state, entry.stored = SEALED, RESIDENT

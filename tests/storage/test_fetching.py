@@ -1,0 +1,51 @@
+"""Bringing a page into DRAM, and what is in the way there."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvfs.index import STORED
+from kvfs.opening import Openings
+from kvfs.page import DIGEST
+from kvfs.pool import Pool
+from kvfs.tiers.dram import DramTier
+from tests.pool import files
+from tests.pool.files import pattern, read
+from tests.storage.disks import demoted
+
+OLD = pattern(100_000)
+
+
+async def test_a_file_may_have_the_name_that_a_fetch_would_take(pool: Pool, openings: Openings) -> None:
+    entry = await demoted(pool, b"page", OLD)
+    taken = [files.create(pool, b".kvfs-promotion-%d" % number) for number in (1, 2)]
+    assert await read(openings, entry) == OLD
+    assert [files.find(pool, one.path()) for one in taken] == taken
+    for one in taken:
+        files.put(one, OLD)
+        pool.remove_writer(one)
+        assert await read(openings, one) == OLD
+        pool.remove_everywhere(one)
+
+
+async def test_a_page_that_dram_has_no_room_to_describe_stays_on_the_ssd(
+    pool: Pool, openings: Openings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its names are not left behind there, in the way of the next attempt."""
+    entry = await demoted(pool, b"page", OLD)
+    pool.names.link(entry, pool.index.root, b"link")
+    set_attribute = DramTier.set_attribute
+
+    def refuse(tier: DramTier, target: bytes | int, name: str, value: bytes) -> None:
+        if name == DIGEST:
+            raise OSError(28, "No space left on device")
+        set_attribute(tier, target, name, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DramTier, "set_attribute", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            await read(openings, entry)
+    assert entry.state == STORED
+    assert pool.tier.list(b"") == []
+    assert await read(openings, entry) == OLD
+    assert sorted(pool.tier.list(b"")) == [b"link", b"page"]
