@@ -7,6 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,8 @@ DEFAULT_POOL_SHARE = 0.25
 WARNING_POOL_SHARE = 0.7
 
 MINIMUM_POOL_BYTES = 8 << 20
+MINIMUM_SSD_BYTES = 64 << 20
+"""Less would hold no more than a few pages of a large model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +209,30 @@ def _ssd_capacity(values: Mapping[str, Any], origin: str) -> int:
         if origin == "flag":
             raise UsageError("--ssd-capacity is for an SSD tier: give its directory with --ssd")
         return 0
-    if not isinstance(capacity, str):
-        return int(capacity)
-    directory = Path(values["ssd"])
-    place = directory if directory.exists() else directory.parent
+    written = origin not in ("flag", "default")
+    error, place = (ConfigError, origin) if written else (UsageError, "--ssd-capacity")
+    if isinstance(capacity, str):
+        size = _size_of_filesystem(Path(values["ssd"]))
+        try:
+            capacity = parse_size(capacity, size)
+        except UsageError as wrong:
+            raise error(f"{place}: {wrong}") from None
+    if capacity < MINIMUM_SSD_BYTES:
+        least = format_size(MINIMUM_SSD_BYTES)
+        raise error(f"{place}: {format_size(capacity)} is too little: at least {least}")
+    return int(capacity)
+
+
+def _size_of_filesystem(directory: Path) -> int:
+    """Bytes of the filesystem on which a directory is or will be."""
+    place = directory if os.path.exists(directory) else directory.parent
     try:
         room = os.statvfs(place)
     except OSError as error:
         raise UsageError(f"--ssd {directory}: {place}: {error.strerror}: is the disk mounted?") from None
-    return parse_size(capacity, room.f_blocks * room.f_frsize)
+    if not room.f_blocks:
+        raise UsageError(f"--ssd {directory}: its filesystem has no room to give; name a directory on a disk")
+    return room.f_blocks * room.f_frsize
 
 
 def pool_warning(config: Config, memory: Memory) -> str | None:
@@ -226,6 +244,24 @@ def pool_warning(config: Config, memory: Memory) -> str | None:
         f"the pool of {format_size(config.pool_bytes)} is {share:.0%} of memory; when it fills, little is "
         f"left for programs: consider at most {WARNING_POOL_SHARE:.0%}"
     )
+
+
+def ssd_warnings(config: Config) -> list[str]:
+    """A line for each thing about the SSD that its user may not have meant."""
+    if not config.ssd:
+        return []
+    warnings = []
+    if config.ssd_capacity_bytes < config.pool_bytes:
+        warnings.append(
+            f"the SSD of {format_size(config.ssd_capacity_bytes)} is smaller than the pool of "
+            f"{format_size(config.pool_bytes)}: pages that find no room there are gone once they leave DRAM"
+        )
+    place = config.ssd if os.path.exists(config.ssd) else os.path.dirname(config.ssd)
+    with suppress(OSError):  # the daemon says what is wrong with it
+        entry = mounts.filesystem_with(os.stat(place).st_dev)
+        if entry is not None and entry.fstype in ("tmpfs", "ramfs"):
+            warnings.append(f"{config.ssd} is in memory ({entry.fstype}): its pages do not outlive the host")
+    return warnings
 
 
 def to_json(config: Config) -> bytes:

@@ -100,6 +100,12 @@ def find(mountpoint: Path) -> list[MountEntry]:
     return [entry for entry in read_mountinfo() if entry.mountpoint == mountpoint]
 
 
+def filesystem_with(number: int) -> MountEntry | None:
+    """The filesystem whose files have this ``st_dev``; None where the list of mounts does not tell."""
+    device = f"{os.major(number)}:{os.minor(number)}"
+    return next((entry for entry in read_mountinfo() if entry.device == device), None)
+
+
 def resolve_mountpoint(text: str | os.PathLike[str]) -> Path:
     """The absolute path of a mountpoint, symlinks resolved.
 

@@ -20,7 +20,7 @@ from kvfs.errors import (
 )
 from kvfs.holding import Holding
 from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Entry
-from kvfs.page import DIGEST, OWNER, SPARSE, Digest
+from kvfs.page import DIGEST, OWNER, SPARSE, Digest, shown
 from kvfs.sealing import digest_file, lease_is_free
 from kvfs.sizes import format_size
 from kvfs.syscalls import fallocate
@@ -108,7 +108,7 @@ class Openings:
         if entry.parent is None or entry.state != UNCHECKED:
             return
         if reason:
-            name = entry.path().decode(errors="backslashreplace")
+            name = shown(entry.path())
             pool.count_miss(entry, "corrupt")
             self._log.warning("corrupt", f"{name} is damaged and dropped: {reason}")
             pool.remove_everywhere(entry)

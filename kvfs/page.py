@@ -26,6 +26,12 @@ _OWNER = re.compile(r"([0-7]{1,6}) (0|[1-9][0-9]{0,9}) (0|[1-9][0-9]{0,9})", re.
 _IDENTIFIERS = 1 << 32
 
 
+def shown(path: bytes) -> str:
+    """A path on one line, whatever characters are in it."""
+    text = path.decode(errors="backslashreplace")
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Digest:
     """The xxh3-128 of a page's bytes (32 lower-case hexadecimal digits) and their number.

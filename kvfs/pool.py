@@ -30,7 +30,7 @@ from kvfs.index import (
     Index,
 )
 from kvfs.naming import Naming
-from kvfs.page import OWNER, Owner
+from kvfs.page import OWNER, Owner, shown
 from kvfs.policy import ExpectedReuse
 from kvfs.room import Evictor
 from kvfs.sealing import Sealer
@@ -130,7 +130,7 @@ class Pool:
         """A name is in the index but not on the tier: somebody removed it there, and they are right. Forgets
         it, and with it what was in a directory, but not a link that is still there."""
         self.count_miss(entry, "vanished")
-        name = entry.path().decode(errors="backslashreplace")
+        name = shown(entry.path())
         self._log.warning("vanished", f"{name} is gone from the tier behind our back: forgotten")
         if isinstance(entry, Directory):
             for child in list(entry.children.values()):

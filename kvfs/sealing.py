@@ -20,7 +20,7 @@ import xxhash
 
 from kvfs.counters import LimitedLog
 from kvfs.index import DRAFT, SEALED, Entry
-from kvfs.page import DIGEST, HUGEPAGE, OWNER, SPARSE, Digest
+from kvfs.page import DIGEST, HUGEPAGE, OWNER, SPARSE, Digest, shown
 from kvfs.steps import step
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ class Sealer:
         self._pool.sealed(entry)
 
     def _drop(self, entry: Entry, reason: str, detail: str = "") -> None:
-        name = entry.path().decode(errors="backslashreplace")
+        name = shown(entry.path())
         self._pool.counters.failures[reason] += 1
         self._log.warning(reason, f"{name} is dropped: {REASONS[reason]}{detail}")
         self._pool.remove_everywhere(entry)

@@ -18,7 +18,7 @@ import trio
 from kvfs.counters import LimitedLog
 from kvfs.errors import AttributeMissing, DamagedPage, NoSuchPage
 from kvfs.index import SEALED, STORED, UNCHECKED, Entry
-from kvfs.page import DIGEST, Digest
+from kvfs.page import DIGEST, Digest, shown
 from kvfs.sealing import INLINE_BYTES, digest_file
 from kvfs.storage import described
 from kvfs.storage.described import RESIDENT
@@ -177,7 +177,7 @@ class Verifier:
 
     def _leave_dram(self, entry: Entry, reason: str, ssd: Look | None) -> None:
         """A page that is damaged in DRAM: its names mean what the SSD has from now on, or go."""
-        name = entry.path().decode(errors="backslashreplace")
+        name = shown(entry.path())
         status = None if ssd is None else ssd.status
         if status is not None and _is_on_ssd(entry):
             self._log.warning("fallen-back", f"{name} leaves DRAM, the SSD has it whole: {REASONS[reason]}")
@@ -270,7 +270,7 @@ class Verifier:
         if not _is_on_ssd(entry):
             return
         if reason == GONE:
-            name = entry.path().decode(errors="backslashreplace")
+            name = shown(entry.path())
             self._log.warning("gone", f"{name} is gone from the SSD behind our back")
         if entry.state == STORED:
             self._drop(entry)

@@ -266,7 +266,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _announce(config: Config) -> None:
+    for warning in configuration.ssd_warnings(config):
+        print(f"kvfs: warning: {warning}", file=sys.stderr)
     words = [f"{config.mountpoint} serves {format_size(config.pool_bytes)} of DRAM"]
+    if config.ssd:
+        words.append(f"{format_size(config.ssd_capacity_bytes)} of SSD in {config.ssd}")
     # The mount may already be someone else's business: unmounted again, or not readable by this user.
     with contextlib.suppress(NotMounted, NotPermitted, DaemonFailed):
         status = read_status(config.mountpoint)

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from kvfs import mounts
+from kvfs import mounts, page
 from kvfs.cli.control import ANSWER_DEADLINE_SECONDS
 from kvfs.deadlines import answer_within
 from kvfs.errors import DaemonFailed, KvfsError, NotMounted, NotPermitted, UsageError
@@ -45,8 +45,7 @@ Answer = TypeVar("Answer")
 
 def shown(path: str) -> str:
     """A path on one line, whatever characters are in it."""
-    text = os.fsencode(path).decode(errors="backslashreplace")
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return page.shown(os.fsencode(path))
 
 
 def in_words(error: OSError) -> str:

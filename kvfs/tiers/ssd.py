@@ -29,8 +29,8 @@ from typing import Final
 
 import msgspec
 
-from kvfs import mounts, syscalls
-from kvfs.errors import TierUnusable, UsageError, means_in_the_way
+from kvfs import syscalls
+from kvfs.errors import TierUnusable, means_in_the_way
 from kvfs.tiers import ssd_directory
 from kvfs.tiers.ssd_attributes import RecordAttributes
 from kvfs.tiers.ssd_base import Step
@@ -48,13 +48,15 @@ QUARANTINE_PART: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class SsdPlace:
-    """Where a tier is to be. Paths are absolute; sizes in bytes; ``quarantine_bytes`` None for the default.
+    """Where a tier is to be, and where it must not be: ``states`` holds what all mounts of the caller keep.
+    Paths are absolute; sizes in bytes; ``quarantine_bytes`` None for the default.
     ``step`` hears of each of ``ssd_base.STEPS`` and ``MOVING_STEPS``."""
 
     directory: Path
     capacity_bytes: int
     mountpoint: Path
     dram: Path
+    states: Path
     discard_incompatible: bool = False
     quarantine_bytes: int | None = None
     step: Step = lambda _: None
@@ -114,12 +116,11 @@ class SsdTier(SsdPages):
         another layout, a filesystem that cannot), NotPermitted; nothing was changed then.
         """
         directory = Path(os.path.realpath(place.directory))
-        ssd_directory.refuse_overlap(directory, place.mountpoint, place.dram)
+        dram, states = Path(os.path.realpath(place.dram)), Path(os.path.realpath(place.states))
+        ssd_directory.refuse_overlap(directory, place.mountpoint, dram, states)
+        ssd_directory.refuse_filesystem(directory, place.capacity_bytes)
         root_fd, made = ssd_directory.open_directory(directory)
         try:
-            if ssd_directory.filesystem_of(root_fd) == mounts.FSTYPE:
-                raise UsageError(f"--ssd {directory}: that is on a mount of kvfs; give a directory on a disk")
-            ssd_directory.refuse_capacity(directory, root_fd, place.capacity_bytes)
             return cls._take(dataclasses.replace(place, directory=directory), root_fd)
         except BaseException as error:
             if made:
@@ -139,7 +140,8 @@ class SsdTier(SsdPages):
                 undo.callback(ownership.release)
             previous = None if ownership is None else ownership.record
             if ownership is None:
-                _refuse_foreign(directory, root_fd)
+                ssd_directory.refuse_part(directory, root_fd)
+                ssd_directory.refuse_foreign(directory, root_fd)
             elif previous is None and not place.discard_incompatible:
                 raise TierUnusable(
                     f"{directory} has layout {ownership.layout}, this kvfs has {LAYOUT}: use the release "
@@ -279,13 +281,6 @@ class SsdTier(SsdPages):
             quarantined=len(self.quarantine),
             quarantine_bytes=self.quarantine.used_bytes,
         )
-
-
-def _refuse_foreign(directory: Path, root_fd: int) -> None:
-    foreign = ssd_directory.first_foreign(root_fd)
-    if foreign is not None:
-        name = foreign.decode(errors="backslashreplace")
-        raise TierUnusable(f"{directory} holds something that is not ours, {name}: give an empty directory")
 
 
 def _delete(name: bytes, dir_fd: int, delete: Callable[..., None]) -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from kvfs import mounts, syscalls
 from kvfs.errors import NotPermitted, TierUnusable, UsageError, means_unsupported
+from kvfs.page import shown
 from kvfs.sizes import format_size
+from kvfs.tiers import tmpfs
 from kvfs.tiers.attributes import choose_attributes
-from kvfs.tiers.ssd_attributes import RecordAttributes
-from kvfs.tiers.ssd_names import is_reserved
+from kvfs.tiers.ssd_attributes import RECORD, RecordAttributes
+from kvfs.tiers.ssd_names import OWNER_FILE, is_reserved
 
 ALIGNMENT = 4096
 """Bytes: what offsets, lengths and addresses of O_DIRECT are multiples of. Every disk of today takes it."""
@@ -25,15 +27,52 @@ lost, and tells a damaged page from a file of somebody else."""
 _ORDERED = frozenset(("ext4", "xfs"))
 
 
-def refuse_overlap(directory: Path, mountpoint: Path, dram: Path) -> None:
-    """Raises UsageError where the tier would lie in its own mount or DRAM, or they in it."""
-    for other, name in ((mountpoint, "the mount"), (dram, "its DRAM tier")):
+def refuse_overlap(directory: Path, mountpoint: Path, dram: Path, states: Path) -> None:
+    """Raises UsageError where the tier would lie in its own mount, its DRAM or the state of mounts, or
+    they in it; and where it would lie in another tier, whose pages it would take for its own."""
+    for other, name in ((mountpoint, "the mount"), (dram, "its DRAM tier"), (states, "the state directory")):
         if directory == other:
             raise UsageError(f"--ssd {directory}: that is {name} itself; give a directory on a disk")
         if other in directory.parents:
             raise UsageError(f"--ssd {directory}: that lies in {name} {other}; give a directory on a disk")
         if directory in other.parents:
             raise UsageError(f"--ssd {directory}: {name} {other} lies in it; give a directory of its own")
+    for parent in directory.parents:
+        if os.path.lexists(parent / os.fsdecode(OWNER_FILE)):
+            raise UsageError(
+                f"--ssd {directory}: that lies in {parent}, an SSD directory of kvfs; give one of its own"
+            )
+
+
+def refuse_filesystem(directory: Path, capacity_bytes: int) -> None:
+    """Raises UsageError where the directory, which may be missing, is or would be on a filesystem that cannot
+    hold the tier. What else may be wrong with the path, ``open_directory`` says."""
+    try:
+        fd = _open_nearest(directory)
+    except OSError:
+        return
+    try:
+        entry, status = mounts.filesystem_with(os.fstat(fd).st_dev), os.fstatvfs(fd)
+    finally:
+        os.close(fd)
+    if entry is not None and (entry.fstype == mounts.FSTYPE or entry.source == tmpfs.SOURCE):
+        raise UsageError(f"--ssd {directory}: that is on a mount of kvfs; give a directory on a disk")
+    size = status.f_blocks * status.f_frsize
+    if not size:
+        raise UsageError(f"--ssd {directory}: its filesystem has no room to give; name a directory on a disk")
+    if capacity_bytes > size:
+        raise UsageError(
+            f"--ssd-capacity {format_size(capacity_bytes)} is more than {directory} can hold: its filesystem "
+            f"has {format_size(size)}"
+        )
+
+
+def _open_nearest(directory: Path) -> int:
+    """A descriptor of the directory, or of the one that it would be made in."""
+    try:
+        return os.open(directory, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return os.open(directory.parent, os.O_PATH | os.O_CLOEXEC)
 
 
 def open_directory(directory: Path) -> tuple[int, bool]:
@@ -64,11 +103,10 @@ def open_directory(directory: Path) -> tuple[int, bool]:
     return fd, made
 
 
-def filesystem_of(root_fd: int) -> str:
+def filesystem_of(fd: int) -> str:
     """The type of the filesystem, "ext4" or "xfs"; "" where the list of mounts does not say."""
-    number = os.fstat(root_fd).st_dev
-    device = f"{os.major(number)}:{os.minor(number)}"
-    return next((entry.fstype for entry in mounts.read_mountinfo() if entry.device == device), "")
+    entry = mounts.filesystem_with(os.fstat(fd).st_dev)
+    return "" if entry is None else entry.fstype
 
 
 def is_ordered(filesystem: str) -> bool:
@@ -80,15 +118,11 @@ def is_ordered(filesystem: str) -> bool:
     return filesystem in _ORDERED
 
 
-def refuse_capacity(directory: Path, root_fd: int, capacity_bytes: int) -> None:
-    """Raises UsageError where the filesystem is smaller than the capacity."""
-    status = os.fstatvfs(root_fd)
-    size = status.f_blocks * status.f_frsize
-    if capacity_bytes > size:
-        raise UsageError(
-            f"--ssd-capacity {format_size(capacity_bytes)} is more than {directory} can hold: its filesystem "
-            f"has {format_size(size)}"
-        )
+def refuse_part(directory: Path, root_fd: int) -> None:
+    """Raises TierUnusable for a directory without an owner that carries the record of one within a tier: it
+    was moved out of its tier, or is mounted at another place too."""
+    if any(name.endswith(f".kvfs.{RECORD}") for name in os.listxattr(root_fd)):
+        raise TierUnusable(f"{directory} is a part of an SSD directory of kvfs: give an empty directory")
 
 
 def attributes_with(directory: Path, root_fd: int, prefix: str) -> RecordAttributes:
@@ -114,7 +148,18 @@ def attributes_with(directory: Path, root_fd: int, prefix: str) -> RecordAttribu
     return RecordAttributes(best)
 
 
-def first_foreign(root_fd: int) -> bytes | None:
+def refuse_foreign(directory: Path, root_fd: int) -> None:
+    """Raises TierUnusable where there is a file or directory that is not ours."""
+    foreign = _first_foreign(root_fd)
+    if foreign is None:
+        return
+    name = shown(foreign)
+    if os.path.lexists(os.path.join(os.fsencode(directory), foreign, OWNER_FILE)):
+        raise TierUnusable(f"{directory} holds an SSD directory of kvfs, {name}: give one of its own")
+    raise TierUnusable(f"{directory} holds something that is not ours, {name}: give an empty directory")
+
+
+def _first_foreign(root_fd: int) -> bytes | None:
     """The path of the first file or directory found that is not ours; None when all are."""
     for path, directories, files, dir_fd in os.fwalk(b".", dir_fd=root_fd):
         if path == b".":

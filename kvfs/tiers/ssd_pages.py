@@ -26,7 +26,7 @@ from kvfs.errors import (
     means_too_large,
     means_unsupported,
 )
-from kvfs.page import Digest
+from kvfs.page import Digest, shown
 from kvfs.sizes import format_size
 from kvfs.tiers import ssd_directory
 from kvfs.tiers.directories import Directory
@@ -392,6 +392,5 @@ class SsdPages(SsdTree):
                 self.quarantine.came(new_name, occupied(os.fstat(fd)))
             finally:
                 os.close(fd)
-        shown = path.decode(errors="backslashreplace")
-        self._limited.warning(reason, f"{shown} is quarantined: {REASONS[reason]}")
+        self._limited.warning(reason, f"{shown(path)} is quarantined: {REASONS[reason]}")
         return True

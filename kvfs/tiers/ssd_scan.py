@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import trio
 
 from kvfs import syscalls
+from kvfs.page import shown
 from kvfs.tiers.ssd_base import Move, occupied
 from kvfs.tiers.ssd_directory import is_ours
 from kvfs.tiers.ssd_names import OWNER_FILE, QUARANTINE, ROOT_IDENTITY, TEMPORARY, binding, is_reserved
@@ -185,7 +186,7 @@ class Scan:
         findings.drift_bytes = self._tier.accounts.end_count()
         self._tier.wants_recount = False
         if findings.foreign:
-            names = ", ".join(name.decode(errors="backslashreplace") for name in findings.foreign_names)
+            names = ", ".join(map(shown, findings.foreign_names))
             log.warning(
                 "%s holds %d files or directories that are not ours, and stay: %s",
                 self._tier.directory,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs.config import Config, Memory, from_json, load_config, pool_warning, to_json
+from kvfs.config import Config, Memory, from_json, load_config, pool_warning, ssd_warnings, to_json
 from kvfs.errors import ConfigError, UsageError
 from kvfs.settings import parse_mount_options
 
@@ -52,6 +52,24 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(file: Pat
 def test_an_empty_variable_and_an_absent_flag_count_as_not_given(file: Path) -> None:
     config = load(file, {"pool": None, "keep": None}, {"KVFS_POOL": ""})
     assert config.origins["pool_bytes"] == config.origins["keep"] == "default"
+
+
+def test_a_mount_may_have_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the place of the host's; a file that is named takes the place of both."""
+    (tmp_path / "kvfs").mkdir()
+    monkeypatch.setattr("kvfs.config.DEFAULT_DIRECTORY", tmp_path / "kvfs")
+    monkeypatch.setattr("kvfs.config.DEFAULT_FILE", tmp_path / "kvfs.toml")
+    (tmp_path / "kvfs.toml").write_text('pool = "1G"\nhugepages = "off"\n')
+    (tmp_path / "kvfs" / r"mnt-kv\x2da.toml").write_text('pool = "2G"\n')
+    (tmp_path / "named.toml").write_text('pool = "3G"\n')
+    pools = [
+        load_config(Path(mountpoint), {}, {}, named, MEMORY).pool_bytes >> 30
+        for mountpoint, named in (
+            ("/mnt/kv", None), ("/mnt/kv-a", None), ("/mnt/kv-a", tmp_path / "named.toml")
+        )
+    ]  # fmt: skip
+    assert pools == [1, 2, 3]
+    assert load_config(Path("/mnt/kv-a"), {}, {}, None, MEMORY).hugepages == "prefer"
 
 
 def test_the_owner_is_who_called_sudo(file: Path) -> None:
@@ -169,7 +187,8 @@ def test_mount_options() -> None:
     assert parse_mount_options("ro,rw,noatime") == ("noatime",)
     assert parse_mount_options(["allow_other", "fsname=a,fsname=b"]) == ("allow_other", "fsname=b")
     assert parse_mount_options("") == ()
-    for wrong in ("exec", "suid", "uid=5", "fsname=", "allow_other,allow_root"):
+    assert parse_mount_options("noexec,exec,noatime,atime,user=alice,users,comment=mine") == ()
+    for wrong in ("sync", "suid", "uid=5", "fsname=", "allow_other,allow_root"):
         with pytest.raises(UsageError, match=wrong.split(",")[0]):
             parse_mount_options(wrong)
 
@@ -191,3 +210,48 @@ def test_json_there_and_back(file: Path) -> None:
     assert from_json(to_json(config)) == config
     with pytest.raises(ConfigError, match="not a configuration"):
         from_json(b'{"mountpoint": 5}')
+
+
+# The SSD
+
+
+def load_ssd(file: Path, ssd: Path | str, capacity: str | None = None, pool: str = "1G") -> Config:
+    return load(file, {"pool": pool, "ssd": str(ssd), "ssd_capacity": capacity})
+
+
+def test_the_capacity_is_a_share_of_the_filesystem(file: Path, tmp_path: Path) -> None:
+    room = os.statvfs(tmp_path)
+    for ssd in (tmp_path, tmp_path / "missing"):
+        config = load_ssd(file, ssd, "50%")
+        assert config.ssd_capacity_bytes == int(room.f_blocks * room.f_frsize * 0.5)
+    assert load_ssd(file, tmp_path, "64M").ssd_capacity_bytes == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("ssd", "capacity", "words"),
+    [
+        ("/tmp", "63M", r"^--ssd-capacity: 63\.0 MiB is too little: at least 64\.0 MiB"),
+        ("/tmp", "120%", "^--ssd-capacity: '120%' is more than there is"),
+        ("/proc", "50%", "^--ssd /proc: its filesystem has no room to give"),
+        ("/proc", None, "^--ssd /proc: its filesystem has no room to give"),
+        ("/no/such/directory", None, "is the disk mounted"),
+    ],
+)
+def test_a_capacity_that_cannot_be(file: Path, ssd: str, capacity: str | None, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        load_ssd(file, ssd, capacity)
+
+
+def test_a_capacity_in_the_file_that_is_too_little_is_named(file: Path) -> None:
+    file.write_text('ssd = "/tmp"\nssd_capacity = "1M"\n')
+    with pytest.raises(ConfigError, match=f"^file {file}: 1.0 MiB is too little"):
+        load(file)
+
+
+def test_what_may_not_be_meant_of_the_ssd_is_warned_about(file: Path, tmp_path: Path) -> None:
+    assert ssd_warnings(load(file)) == []
+    assert ssd_warnings(load_ssd(file, tmp_path, "1G")) == []
+    (small,) = ssd_warnings(load_ssd(file, tmp_path, "1G", pool="2G"))
+    assert "1.0 GiB is smaller than the pool of 2.0 GiB" in small
+    (memory,) = ssd_warnings(load_ssd(file, "/dev/shm/missing", "1G"))
+    assert "/dev/shm/missing is in memory (tmpfs)" in memory

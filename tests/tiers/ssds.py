@@ -70,7 +70,8 @@ def lose_power(directory: Path) -> None:
 
 
 def place(directory: Path, capacity_bytes: int = 64 * MEBIBYTE, **others: object) -> SsdPlace:
-    made = SsdPlace(directory, capacity_bytes, Path("/mnt/of-a-test"), Path("/run/of-a-test/dram"))
+    states = Path("/run/of-a-test")
+    made = SsdPlace(directory, capacity_bytes, Path("/mnt/of-a-test"), states / "dram", states)
     return replace(made, **others)  # type: ignore[arg-type]
 
 

@@ -4,13 +4,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvfs import mounts
 from kvfs.errors import NotPermitted, TierUnusable, UsageError
-from kvfs.tiers import ssd_directory
+from kvfs.tiers import ssd_directory, tmpfs
 from kvfs.tiers.attributes import MemoryAttributes
 from tests.conftest import LogGuard
 from tests.tiers.conftest import NOBODY, mounted_tmpfs, needs_root
@@ -51,9 +52,9 @@ def test_a_capacity_above_the_filesystem_is_refused(ssd: Path) -> None:
 
 def test_a_place_within_the_mount_or_its_dram_is_refused(ssd: Path) -> None:
     ssd.mkdir()
-    for other in ("mountpoint", "dram"):
+    for other in ("mountpoint", "dram", "states"):
         for where in (ssd, ssd.parent, ssd / "below"):
-            with pytest.raises(UsageError, match=r"--ssd .*: (that is|that lies in|the mount|its DRAM tier)"):
+            with pytest.raises(UsageError, match=r"--ssd .*: (that is|that lies in|the |its DRAM tier)"):
                 attach(ssd, 64 * MEBIBYTE, **{other: where})
     link = ssd.parent / "link"
     link.symlink_to(ssd)
@@ -63,10 +64,66 @@ def test_a_place_within_the_mount_or_its_dram_is_refused(ssd: Path) -> None:
 
 
 def test_a_place_on_a_mount_of_kvfs_is_refused(ssd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssd_directory, "filesystem_of", lambda _fd: mounts.FSTYPE)
-    with pytest.raises(UsageError, match="that is on a mount of kvfs"):
-        attach(ssd)
+    entry = mounts.filesystem_with(os.stat(ssd.parent).st_dev)
+    assert entry is not None
+    for found in (replace(entry, fstype=mounts.FSTYPE), replace(entry, source=tmpfs.SOURCE)):
+        monkeypatch.setattr(mounts, "filesystem_with", lambda _number, found=found: found)
+        with pytest.raises(UsageError, match="that is on a mount of kvfs"):
+            attach(ssd)
     assert not ssd.exists()
+
+
+@pytest.mark.parametrize("place", ["/proc", "/sys", "/proc/sys/kvfs"])
+def test_what_is_no_disk_is_refused(place: str) -> None:
+    with pytest.raises(UsageError, match="its filesystem has no room to give"):
+        attach(Path(place))
+
+
+# In another tier
+
+
+def test_a_directory_in_a_tier_is_refused_whether_somebody_has_that_or_not(ssd: Path) -> None:
+    tier = attach(ssd)
+    store(tier, b"a/b/page", b"content")
+    (ssd / "other").mkdir()
+    before = tree(ssd)
+    for end in (tier.close_cleanly, lambda: None):
+        for place in ("a", "a/b", "new", "other", ".kvfs-quarantine"):
+            with pytest.raises(UsageError, match=rf"that lies in {ssd}, an SSD directory of kvfs"):
+                attach(ssd / place)
+        assert tree(ssd) == before
+        end()
+        before = tree(ssd)
+    (ssd / "other").rmdir()
+    tier = attach(ssd)
+    assert pages(tier) == {b"a/b/page"}
+    tier.close()
+
+
+def test_a_directory_above_a_tier_is_refused(ssd: Path) -> None:
+    tier = attach(ssd)
+    with pytest.raises(TierUnusable, match=r"holds an SSD directory of kvfs, tier: give one of its own"):
+        attach(ssd.parent)
+    tier.close()
+
+
+@needs_root
+def test_a_part_of_a_tier_is_known_wherever_it_is(ssd: Path) -> None:
+    tier = attach(ssd)
+    store(tier, b"a/page", b"content")
+    elsewhere = ssd.parent / "elsewhere"
+    elsewhere.mkdir()
+    subprocess.run(["mount", "--bind", ssd / "a", elsewhere], check=True)
+    try:
+        with pytest.raises(TierUnusable, match="is a part of an SSD directory of kvfs"):
+            attach(elsewhere)
+    finally:
+        subprocess.run(["umount", elsewhere], check=True)
+    assert read(tier, b"a/page") == b"content"
+    tier.close()
+    (ssd / "a").rename(ssd.parent / "moved")
+    with pytest.raises(TierUnusable, match="is a part of an SSD directory of kvfs"):
+        attach(ssd.parent / "moved")
 
 
 def test_paths_that_are_wrong(ssd: Path) -> None:
