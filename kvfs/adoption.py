@@ -8,7 +8,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from kvfs.index import OTHER, UNCHECKED, Directory, Entry
-from kvfs.page import DIGEST, OWNER, Digest, Owner
+from kvfs.page import DIGEST, OWNER, RESERVED, Digest, Owner
 from kvfs.sizes import format_count, format_size
 
 if TYPE_CHECKING:
@@ -26,11 +26,15 @@ def adopt(pool: Pool) -> None:
     by_inode: dict[int, Entry] = {}
     pages: list[tuple[int, Entry]] = []
     total = 0
+    doomed: list[bytes] = []
     for found in pool.tier.walk():
         parent_path, _, name = found.path.rpartition(b"/")
         parent = pool.index.find(parent_path)
         owner = _owner(found)
-        if not isinstance(parent, Directory) or owner is None:
+        # What has a name of our own was on its way to another one.
+        if not isinstance(parent, Directory) or owner is None or found.path.startswith(RESERVED):
+            if found.is_directory:
+                doomed.append(found.path)
             _drop(pool, found)
             continue
         if found.inode in by_inode and found.links > 1:
@@ -48,6 +52,8 @@ def adopt(pool: Pool) -> None:
             pages.append((max(found.atime_ns, found.mtime_ns), entry))
             total += found.blocks * 512
         by_inode[found.inode] = entry
+    for path in reversed(doomed):
+        pool.tier.rmdir(path)
     pages.sort(key=lambda page: page[0])
     pool.policy.restore([(entry, entry.hits) for _, entry in pages])
     for _, entry in pages:

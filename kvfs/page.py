@@ -19,6 +19,9 @@ SPARSE: Final = "sparse"
 USER: Final = "user."
 """What the name of a user's own attribute begins with, below the tier's prefix."""
 
+RESERVED: Final = b".kvfs"
+"""Names in the root of the mount, and of each tier, that begin with this are our own."""
+
 ALGORITHM: Final = "xxh3-128"
 
 _DIGEST = re.compile(r"xxh3-128:([0-9a-f]{32}):(0|[1-9][0-9]*)", re.ASCII)

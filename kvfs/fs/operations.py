@@ -23,7 +23,7 @@ from kvfs.fs.files import Files
 from kvfs.fs.guard import guard
 from kvfs.fs.requests import NAMES, Requests
 from kvfs.index import Directory, Entry
-from kvfs.page import Owner
+from kvfs.page import RESERVED, Owner
 from kvfs.pool import Pool
 from kvfs.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
 
@@ -68,7 +68,7 @@ class Operations(pyfuse3.Operations):
         directory = self._directory(number)
         if len(name) > NAME_MAX:
             raise FUSEError(errno.ENAMETOOLONG)
-        if directory is self._pool.index.root and name == control.NAME:
+        if directory is self._pool.index.root and name.startswith(RESERVED):
             raise FUSEError(errno.EPERM)
         await self._child(directory, name)
         return directory

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvfs.page import RESERVED
 from kvfs.tiers.ssd_base import occupied
 from kvfs.tiers.ssd_directory import is_ours
 from kvfs.tiers.ssd_names import OWNER_FILE, QUARANTINE, TEMPORARY, is_reserved
@@ -84,4 +85,4 @@ def _is_part_of_the_tier(name: bytes) -> bool:
     """Whether a name in the root is the tier's or the filesystem's own."""
     if name in (OWNER_FILE, TEMPORARY, QUARANTINE):
         return True
-    return is_reserved(name) and not name.startswith(b".kvfs")
+    return is_reserved(name) and not name.startswith(RESERVED)

@@ -13,6 +13,8 @@ from typing import Final
 
 import xxhash
 
+from kvfs.page import RESERVED
+
 OWNER_FILE: Final = b".kvfs-owner"
 TEMPORARY: Final = b".kvfs-temporary"
 QUARANTINE: Final = b".kvfs-quarantine"
@@ -20,14 +22,13 @@ QUARANTINE: Final = b".kvfs-quarantine"
 ROOT_IDENTITY: Final = 1
 FIRST_IDENTITY: Final = 2
 
-_RESERVED_BEGINNING = b".kvfs"
-_RESERVED = b"lost+found"
+_LOST_AND_FOUND = b"lost+found"
 
 
 def is_reserved(path: bytes) -> bool:
     """Whether a path is the tier's or the filesystem's own, and no place for a page."""
     first = path.partition(b"/")[0]
-    return first.startswith(_RESERVED_BEGINNING) or first == _RESERVED
+    return first.startswith(RESERVED) or first == _LOST_AND_FOUND
 
 
 def binding(identity: int, name: bytes) -> int:

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 import trio
 
 from kvfs import syscalls
-from kvfs.page import shown
+from kvfs.page import RESERVED, shown
 from kvfs.tiers.ssd_base import Move, occupied
 from kvfs.tiers.ssd_directory import is_ours
 from kvfs.tiers.ssd_names import OWNER_FILE, QUARANTINE, ROOT_IDENTITY, TEMPORARY, binding, is_reserved
@@ -239,7 +239,7 @@ class Scan:
     def _examine_reserved(self, here: _Here, entry: os.DirEntry[bytes]) -> None:
         """What lies beside the tree is counted, but for temporaries: room is reserved for those."""
         name = entry.name
-        if name == TEMPORARY or not name.startswith(b".kvfs"):
+        if name == TEMPORARY or not name.startswith(RESERVED):
             return
         status = os.stat(name, dir_fd=here.fd, follow_symlinks=False)
         if name == QUARANTINE:

@@ -183,6 +183,21 @@ def test_whiteouts_are_refused(directory: Path) -> None:
     assert path.read_bytes() == DATA
 
 
+@pytest.mark.parametrize("name", [".kvfs-owner", ".kvfs-temporary", ".kvfs-quarantine", ".kvfs-any"])
+def test_names_of_our_own_in_the_root_are_reserved(mount: KvfsMount, directory: Path, name: str) -> None:
+    own = mount.path / name
+    page = sealed_page(directory / "page")
+    refused(errno.EPERM, lambda: own.write_bytes(DATA))
+    refused(errno.EPERM, lambda: own.mkdir())
+    refused(errno.EPERM, lambda: own.symlink_to("page"))
+    refused(errno.EPERM, lambda: os.mkfifo(own))
+    refused(errno.EPERM, lambda: page.rename(own))
+    refused(errno.EPERM, lambda: os.link(page, own))
+    assert not own.exists()
+    (directory / name).write_bytes(DATA)
+    assert (directory / name).read_bytes() == DATA
+
+
 def test_the_control_directory_is_reserved(mount: KvfsMount, directory: Path) -> None:
     control = mount.path / ".kvfs"
     page = sealed_page(directory / "page")

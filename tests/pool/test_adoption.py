@@ -246,6 +246,23 @@ async def test_things_that_no_daemon_made_are_dropped(
     assert pool.counters.dropped_at_start == 5
 
 
+async def test_what_has_a_name_of_our_own_in_the_root_is_dropped(
+    left: Left, adopted: Callable[[], Pool], tier: DramTier
+) -> None:
+    left.page(b".kvfs-owner")
+    left.page(b"page")
+    tier.link(b"page", b".kvfs-draft-3")
+    left.directory(b".kvfs-quarantine")
+    left.page(b".kvfs-quarantine/page")
+    left.directory(b"d")
+    left.page(b"d/.kvfs-owner")
+    pool = adopted()
+    assert set(pool.index.root.children) == {b"page", b"d"}
+    assert find(pool, b"d/.kvfs-owner").state == UNCHECKED
+    assert pool.status(find(pool, b"page")).st_nlink == 1
+    assert pool.counters.adopted == 2
+
+
 async def test_symlinks_and_fifos_of_users_are_kept(left: Left, adopted: Callable[[], Pool]) -> None:
     left.page(b"symlink", b"/target", digest=b"", owner=b"120777 1 2")
     left.page(b"fifo", b"", digest=b"", owner=b"10600 1 2")
