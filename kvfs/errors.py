@@ -178,6 +178,10 @@ class TierUncounted(OutOfRoom):
     """What a tier holds is still being counted: wait. Evicting would be for nothing."""
 
 
+class NotWanted(TierFull):
+    """A tier is full of what is worth more than the page that was to be stored."""
+
+
 class PageInUse(KvfsError):
     """Somebody uses a page, or writes it: it cannot leave DRAM now."""
 

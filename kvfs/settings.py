@@ -232,6 +232,8 @@ SETTINGS = (
     ),
     Setting("settle", ("settle_seconds",), _parse_seconds, lambda _: 1.0),
     Setting("io_timeout", ("io_timeout_seconds",), _parse_seconds, lambda _: 30.0),
+    Setting("ssd_write_policy", ("ssd_write_policy",), _choice("all", "reuse"), lambda _: "all"),
+    Setting("ssd_write_delay", ("ssd_write_delay_seconds",), _parse_seconds, lambda _: 30.0),
     Setting("flush_timeout", ("flush_timeout_seconds",), _parse_seconds, lambda _: 60.0),
     Setting("discard_incompatible", ("discard_incompatible",), _parse_flag, lambda _: False),
     Setting("log_level", ("log_level",), _choice("debug", "info", "warning", "error"), lambda _: "info"),

@@ -35,6 +35,7 @@ class _StatusCollector(Collector):
             ("evicted_bytes", "evicted_bytes", "Bytes of pages evicted from the tier."),
         ):
             yield _by_tier(CounterMetricFamily, name, key, documentation, status["tiers"])
+        yield from _of_the_ssd(status["tiers"].get("ssd"))
         for name, documentation, value in (
             ("drafts", "Files being written.", status["drafts"]),
             ("unsealed", "Drafts without a writer that wait for their digest.", status["unsealed"]),
@@ -63,6 +64,33 @@ class _StatusCollector(Collector):
         requests.add_metric(["channel"], status["requests"]["answered"])
         requests.add_metric(["python"], status["requests"]["forwarded"])
         yield requests
+
+
+def _of_the_ssd(ssd: dict[str, Any] | None) -> Iterator[Metric]:
+    """What only an SSD tier has; families without samples where there is none."""
+    rate = GaugeMetricFamily(
+        "kvfs_ssd_written_bytes_per_day", "Bytes a day written to the SSD, at the rate of the last day."
+    )
+    never_read = GaugeMetricFamily(
+        "kvfs_ssd_never_read_bytes",
+        "Bytes of pages on the SSD that nobody has read since they were stored, by age.",
+        labels=["age"],
+    )
+    left_out = GaugeMetricFamily(
+        "kvfs_ssd_left_out_bytes", "Bytes of pages in DRAM that the SSD is not to have.", labels=["reason"]
+    )
+    not_written = CounterMetricFamily(
+        "kvfs_ssd_not_written", "Pages that the SSD refused, by reason.", labels=["reason"]
+    )
+    if ssd is not None:
+        rate.add_metric([], ssd["written_a_day_bytes"])
+        for age, pages in ssd["never_read"].items():
+            never_read.add_metric([age], pages["bytes"])
+        for reason, pages in ssd["left_out"].items():
+            left_out.add_metric([reason], pages["bytes"])
+        for reason, count in ssd["not_written"].items():
+            not_written.add_metric([reason], count)
+    yield from (rate, never_read, left_out, not_written)
 
 
 def _by_tier(

@@ -142,7 +142,7 @@ class Status:
         ]
         lines += [("degraded", line) for line in status["degraded"]]
         lines += [("settings", ""), *(_setting(name, entry) for name, entry in status["config"].items())]
-        return "".join(f"{name + ':':<{WIDTH}}{value}".rstrip() + "\n" for name, value in lines)
+        return "".join(f"{name + ': ':<{WIDTH}}{value}".rstrip() + "\n" for name, value in lines)
 
 
 def _plain(value: object) -> object:
@@ -153,21 +153,36 @@ def _ssd_lines(ssd: dict[str, Any] | None) -> list[tuple[str, str]]:
     if ssd is None:
         return []
     used, capacity = ssd["used_bytes"], ssd["capacity_bytes"]
-    day = ssd["written_bytes"] / max(ssd["uptime_seconds"], 1.0) * 86400
+    last_day, a_day = format_size(ssd["written_last_day_bytes"]), format_size(ssd["written_a_day_bytes"])
+    never_read = {age: pages["bytes"] for age, pages in ssd["never_read"].items() if pages["pages"]}
     return [
         (
             "SSD",
             f"{format_size(used)} of {format_size(capacity)} used ({used / max(capacity, 1):.0%}), "
             f"{format_count(ssd['pages'], 'page')} only there; "
-            f"{format_size(ssd['unstored_bytes'])} not there yet",
+            f"{format_size(ssd['unstored_bytes'])} not there yet{_left_out(ssd['left_out'])}",
         ),
         (
             "SSD traffic",
-            f"{format_size(ssd['written_bytes'])} written ({format_size(int(day))} a day), "
+            f"{format_size(ssd['written_bytes'])} written ({last_day} in the last day, {a_day} a day at that "
+            f"rate), "
             f"{format_size(ssd['read_bytes'])} read by {ssd['read_path']}; "
             f"{ssd['evictions']} evictions, {format_size(ssd['evicted_bytes'])}",
         ),
+        (
+            "SSD, never read",
+            ", ".join(f"{format_size(size)} {_AGES[age]}" for age, size in never_read.items()) or "0 B",
+        ),
     ]
+
+
+_AGES = {"<1h": "within the hour", "<1d": "since a day", "<7d": "since a week", "older": "for longer"}
+
+
+def _left_out(reasons: dict[str, dict[str, int]]) -> str:
+    """What is in DRAM and is not to be on the SSD, with the reasons."""
+    words = [f"{format_size(one['bytes'])} {reason}" for reason, one in reasons.items() if one["pages"]]
+    return f"; left out: {', '.join(words)}" if words else ""
 
 
 def _setting(name: str, entry: dict[str, Any]) -> tuple[str, str]:

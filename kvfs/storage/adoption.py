@@ -51,7 +51,7 @@ class Adoption:
                 storage.order.touch(entry)
         for entry in storage.pool.index.entries():
             if entry.stored is None and entry in storage.pool.policy:
-                storage.demotions.add(entry)
+                storage.demotions.lacks_copy(entry)
         log.info(
             "%s, %s only on the SSD; %s there damaged, %s not ours",
             format_count(len(self._pages), "page"),

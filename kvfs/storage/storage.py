@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -14,17 +15,20 @@ import trio
 from kvfs.copies.choosing import CopiesStatistics
 from kvfs.copies.jobs import Jobs
 from kvfs.counters import LimitedLog
-from kvfs.errors import KvfsError, StalePage, TierFull, TierUncounted, TimedOut
+from kvfs.errors import KvfsError, NotWanted, StalePage, TierFull, TimedOut
 from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import OWNER, Digest
 from kvfs.policy import LeastRecentlyUsed
+from kvfs.policy.admission import Admission, WritePolicy
 from kvfs.storage.adoption import Adoption, look
 from kvfs.storage.demotion import Demotions
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.history import History
 from kvfs.storage.promotion import Promotions
 from kvfs.storage.upkeep import Upkeep
+from kvfs.storage.unstored import Unstored
 from kvfs.tiers import ssd_uses
+from kvfs.storage.wear import Wear
 from kvfs.tiers.base import Room
 from kvfs.tiers.ssd_accounts import Reservation
 from kvfs.tiers.ssd_health import Health
@@ -61,21 +65,27 @@ class Storage:
         write: Copy,
         read: Copy,
         read_path: Callable[[], CopiesStatistics] = lambda: CopiesStatistics("direct", "", False, ""),
+        write_at_once: Copy | None = None,
         settle_seconds: float = 1.0,
         io_timeout: float = 30.0,
     ) -> None:
         self.pool = pool
         self.tier = tier
         self.write = write
+        """``write`` is for what nobody waits for, ``write_at_once`` for a page in whose place others wait to
+        write; the same, where only one is given. For the delays see `Unstored`."""
         self.read = read
         self.read_path = read_path
         self._started = time.monotonic()
+        self._write_at_once = write_at_once
         self.io_timeout = io_timeout
         self.jobs = Jobs(ABANDONED)
         self._questions = trio.CapacityLimiter(QUESTIONS)
         self.health = Health("SSD tier")
         self.history = History(tier, self.give_up)
-        self.demotions = Demotions(self, settle_seconds)
+        self.demotions = Demotions(
+            self, Unstored(settle_seconds, write_delay_seconds), Admission(write_policy)
+        )
         self.promotions = Promotions(self)
         self.upkeep = Upkeep(self)
         self.order: LeastRecentlyUsed[Entry] = LeastRecentlyUsed()
@@ -107,6 +117,8 @@ class Storage:
         """Tells the SSD now and then how often and when its pages were used, for the next daemon."""
         while True:
             await trio.sleep(ssd_uses.INTERVAL)
+        nursery.start_soon(self.directory_times.run)
+        nursery.start_soon(self.wear.run)
             self._record(self.uses.take(trio.current_time()))
 
     def note_all_uses(self) -> None:
@@ -159,10 +171,18 @@ class Storage:
     @property
     def is_working(self) -> bool:
         """Whether pages may be written to the SSD now."""
-        works = not self.history.is_lost and not self.history.failure and not self.health.is_failed
-        return works and self.walked.is_set()
+        return self.is_following and not self.demotions.health.is_failed
 
     def parents(self, directory: Directory) -> list[dict[str, bytes]]:
+    @property
+    def write_at_once(self) -> Copy:
+        return self._write_at_once or self.write
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the SSD does what happens to names, and all that is on it is known."""
+        return not self.history.is_lost and not self.history.failure and self.walked.is_set()
+
         """The attributes of the directories on the way to what lies in ``directory``, from the top."""
         attributes = []
         while directory.parent is not None:
@@ -175,7 +195,9 @@ class Storage:
 
     def wants(self, entry: Entry) -> bool:
         """Whether a page is to be copied before it leaves DRAM."""
-        return entry.stored != RESIDENT and self.is_working and entry.state in (SEALED, UNCHECKED)
+        if entry.stored == RESIDENT or entry.state not in (SEALED, UNCHECKED):
+            return False
+        return self.is_working and self.demotions.wants(entry)
 
     def demoted(self, entry: Entry, described: bytes) -> None:
         """A page that has a copy left DRAM; ``described`` is what stat told of it there."""
@@ -278,42 +300,57 @@ class Storage:
 
     # Room on the SSD
 
-    async def reserve(self, size: int) -> Reservation:
-        """Room for a page of ``size`` bytes, by evicting if need be. Raises TierFull, NotStorable."""
-        try:
+    async def reserve(self, size: int, page: Entry) -> Reservation:
+        """Room for a page of ``size`` bytes, by evicting what is worth less if need be. Raises TierFull,
+        NotWanted, TierUncounted, NotStorable."""
+        async with self._making_room:  # what one has made room for, no other takes
+            try:
+                return self.tier.reserve(size)
+            except TierFull as error:
+                await self._make_room(max(error.missing_bytes, 1), error.missing_inodes, page)
             return self.tier.reserve(size)
-        except TierUncounted:
-            raise
-        except TierFull as error:
-            await self.make_room(max(error.missing_bytes, 1), error.missing_inodes)
-        return self.tier.reserve(size)
 
-    async def make_room(self, missing_bytes: int, missing_inodes: int = 0) -> None:
-        """Evicts pages that are only here, the coldest first, and then copies of the coldest in DRAM."""
+    async def make_room(self, missing_bytes: int, missing_inodes: int, page: Entry) -> None:
+        """Evicts for a page of DRAM what is worth less: pages that are only here, the coldest first, and then
+        copies of what is colder in DRAM. Raises NotWanted, and evicts nothing, where that is not enough.
+        """
         async with self._making_room:
-            freed = count = 0
-            wanted = max(missing_bytes, min(LEAST_EVICTED, self.tier.accounts.capacity_bytes // 16))
-            for entry in self.order.victims():
-                if freed >= wanted and count >= missing_inodes:
-                    break
+            await self._make_room(missing_bytes, missing_inodes, page)
+
+    async def _make_room(self, missing_bytes: int, missing_inodes: int, page: Entry) -> None:
+        victims: list[Entry] = []
+        freed = 0
+        wanted = max(missing_bytes, min(LEAST_EVICTED, self.tier.accounts.capacity_bytes // 16))
+        coldest_first = chain(self.order.victims(), self.pool.policy.victims())
+        for entry in coldest_first:
+            if freed >= wanted and len(victims) >= missing_inodes:
+                break
+            if entry is page:
+                is_missed = freed < missing_bytes or len(victims) < missing_inodes
+                if is_missed and any(warmer.stored == RESIDENT for warmer in coldest_first):
+                    raise NotWanted("the SSD tier is full of pages that are worth more")
+                break
+            if entry.stored == RESIDENT or entry.state == STORED:
                 freed += entry.size
-                count += 1
-                self.evictions += 1
-                self.evicted_bytes += entry.size
-                self.pool.remove_everywhere(entry)
-            for entry in self.pool.policy.victims():
-                if freed >= wanted and count >= missing_inodes:
-                    break
-                if entry.stored == RESIDENT:
-                    freed += entry.size
-                    count += 1
-                    self.forget_copy(entry)
-            await self.history.settled()
+                victims.append(entry)
+        for entry in victims:
+            self._evict(entry)
+        await self.history.settled()
+
+    def _evict(self, entry: Entry) -> None:
+        if entry.stored == RESIDENT:
+            self.forget_copy(entry)
+            self.demotions.give_up(entry)
+            return
+        self.evictions += 1
+        self.evicted_bytes += entry.size
+        self.pool.note_gone(entry, evicted=True)
+        self.pool.remove_everywhere(entry)
 
     def room(self, dram: Room) -> Room:
         """The room of both tiers. What is in DRAM alone will need as much on the SSD."""
         ssd, block = self.tier.room(), dram.block_size
-        used = min(ssd.total_bytes, ssd.used_bytes + self.demotions.unstored_bytes)
+        used = min(ssd.total_bytes, ssd.used_bytes + self.demotions.unstored.total_bytes)
         return Room(
             total_bytes=ssd.total_bytes // block * block,
             free_bytes=(ssd.total_bytes - used) // block * block,
@@ -324,13 +361,14 @@ class Storage:
 
     def statistics(self) -> dict[str, Any]:
         """For status: sizes in bytes, counts since the mount."""
-        tier = self.tier.statistics()
+        tier, unstored = self.tier.statistics(), self.demotions.unstored
         return {
             "capacity_bytes": tier.capacity_bytes,
             "used_bytes": tier.used_bytes,
             "pages": len(self.order),
-            "unstored": self.demotions.unstored,
-            "unstored_bytes": self.demotions.unstored_bytes,
+            "unstored": len(unstored),
+            "unstored_bytes": unstored.waiting_bytes,
+            "left_out": unstored.left_out(),
             "waiting_changes": len(self.history),
             "written": self.demotions.written,
             "written_bytes": self.demotions.written_bytes,
@@ -342,6 +380,7 @@ class Storage:
             "evicted_bytes": self.evicted_bytes,
             "not_written": dict(self.demotions.failures),
             "damaged": tier.damaged,
+            **self.wear.statistics(),
             "quarantined": tier.quarantined,
             "quarantine_bytes": tier.quarantine_bytes,
             "directory": str(self.tier.directory),
@@ -362,6 +401,8 @@ class Storage:
             lines.append(f"SSD pages move by {_shown(self.read_path())}: {reason}")
         if not self.tier.direct:
             lines.append(f"SSD pages go through the page cache: {self.tier.direct_reason}")
+        if self.demotions.health.is_failed:
+            lines.append(f"the SSD tier takes no pages: {self.demotions.health.statistics().reason}")
         return lines
 
     def give_up(self, reason: str) -> None:

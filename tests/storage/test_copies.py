@@ -47,7 +47,7 @@ async def test_a_page_is_copied_leaves_dram_and_comes_back(
 async def test_a_page_without_a_copy_gets_one_before_it_leaves(
     pool: Pool, storage: Storage, openings: Openings
 ) -> None:
-    storage.demotions._settle_seconds = 1000
+    storage.demotions.unstored.settle_seconds = 1000
     entries = [await page(pool, b"%d" % number, pattern(MIB, number)) for number in range(8)]
     assert await pool.evictor.free(8 * MIB) == 8 * MIB
     assert {entry.state for entry in entries} == {STORED}
@@ -129,7 +129,7 @@ async def test_renames_between_whatever_is_where(
     if target is None and flags:
         pytest.skip("an exchange needs two names")
     makers = {"page": page, "stored": stored, "demoted": demoted}
-    storage.demotions._settle_seconds = (
+    storage.demotions.unstored.settle_seconds = (
         1000 if "page" in (source, target) and {source, target} == {"page"} else 0
     )
     other = None

@@ -87,7 +87,7 @@ async def test_a_write_that_hangs_keeps_nobody_from_evicting(
 ) -> None:
     expect_log("could not be written within|was not copied")
     stuck = Stuck(storage.write)
-    storage.demotions._settle_seconds = 1000
+    storage.demotions.unstored.settle_seconds = 1000
     pages = [await page(pool, b"%d" % number, OLD) for number in range(8)]
     well, storage.write = storage.write, stuck
     with trio.fail_after(5):
@@ -98,7 +98,7 @@ async def test_a_write_that_hangs_keeps_nobody_from_evicting(
     stuck.release()
     storage.write = well
     await wait_until(lambda: storage.jobs.abandoned == 0)
-    storage.health.succeeded()
+    storage.demotions.health.succeeded()
     again = await page(pool, b"again", OLD)
     await empty_dram(pool)
     assert again.state == STORED
@@ -108,7 +108,7 @@ async def test_a_write_that_hangs_keeps_nobody_from_evicting(
 async def test_a_disk_that_fails_to_write_is_left_alone_for_a_while(
     pool: Pool, storage: Storage, openings: Openings, expect_log: LogGuard, number: int
 ) -> None:
-    expect_log("the SSD tier fails|was not copied")
+    expect_log("the SSD tier takes no pages|was not copied")
     kept = await demoted(pool, b"kept", OLD)
     well, storage.write = storage.write, failing(number)
     entry = await page(pool, b"page", OLD)
@@ -116,11 +116,13 @@ async def test_a_disk_that_fails_to_write_is_left_alone_for_a_while(
     assert entry.stored is None
     assert not storage.is_working
     assert dict(storage.demotions.failures) == {"io-error": 1}
+    assert storage.demotions.unstored.waiting_bytes == len(OLD), "it still has to be copied"
+    assert any("takes no pages" in line for line in storage.degraded())
+    assert await read(openings, kept) == OLD, "what is there can be read"
     storage.write = well
-    storage.health.succeeded()
-    assert await read(openings, kept) == OLD
-    storage.demotions.add(entry)
     await wait_until(lambda: entry.stored == RESIDENT)
+    assert storage.degraded() == []
+    assert storage.demotions.unstored.waiting_bytes == 0
 
 
 async def test_a_disk_that_fails_to_read_is_an_error_and_not_a_miss(
@@ -180,7 +182,7 @@ async def test_creating_a_file_does_not_wait_long_for_a_disk_that_hangs(
     pool: Pool, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "SEALING_SECONDS", 0.2)
-    storage.demotions._settle_seconds = 1000
+    storage.demotions.unstored.settle_seconds = 1000
     stuck = Stuck(storage.write)
     well, storage.write = storage.write, stuck
     for number in range(14):

@@ -126,7 +126,7 @@ async def test_where_no_copy_is_whole_the_name_goes(
     elif where == "both":
         entry = await stored(pool, b"page", DATA)
     else:
-        storage.demotions._settle_seconds = 1000
+        storage.demotions.unstored.settle_seconds = 1000
         entry = await page(pool, b"page", DATA)
     if where != "ssd":
         expect_log("page is damaged and dropped: its bytes do not match its digest")
@@ -141,7 +141,7 @@ async def test_where_no_copy_is_whole_the_name_goes(
     assert on_ssd(pool, b"page") is None
     assert len(storage.tier.list_quarantined()) == (where != "dram")
     assert pool.tier.list(b"") == []
-    storage.demotions._settle_seconds = 0
+    storage.demotions.unstored.settle_seconds = 0
     again = await stored(pool, b"page", DATA)
     assert await verifier.verify(again) == {"dram": "ok", "ssd": "ok"}
 

@@ -103,7 +103,7 @@ async def test_pages_outlive_the_host(base: Path) -> None:
 async def test_what_dram_kept_is_served_from_there(base: Path) -> None:
     async with daemon(base, keep_dram=True) as pool:
         await stored(pool, b"both", OLD)
-        storage(pool).demotions._settle_seconds = 1000
+        storage(pool).demotions.unstored.settle_seconds = 1000
         await page(pool, b"dram", OLD)
     async with daemon(base) as pool:
         both, dram = files.find(pool, b"both"), files.find(pool, b"dram")

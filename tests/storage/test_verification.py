@@ -38,7 +38,7 @@ def verifier(pool: Pool) -> Verifier:
 async def test_whole_pages(pool: Pool, storage: Storage, verifier: Verifier) -> None:
     assert await verifier.verify(await demoted(pool, b"ssd", DATA)) == {"ssd": "ok"}
     assert await verifier.verify(await stored(pool, b"both", DATA)) == {"dram": "ok", "ssd": "ok"}
-    storage.demotions._settle_seconds = 1000
+    storage.demotions.unstored.settle_seconds = 1000
     assert await verifier.verify(await page(pool, b"dram", DATA)) == {"dram": "ok"}
 
 
