@@ -117,7 +117,6 @@ class Storage:
         """Tells the SSD now and then how often and when its pages were used, for the next daemon."""
         while True:
             await trio.sleep(ssd_uses.INTERVAL)
-        nursery.start_soon(self.directory_times.run)
         nursery.start_soon(self.wear.run)
             self._record(self.uses.take(trio.current_time()))
 
