@@ -25,10 +25,10 @@ from kvfs.storage.demotion import Demotions
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.history import History
 from kvfs.storage.promotion import Promotions
-from kvfs.storage.upkeep import Upkeep
 from kvfs.storage.unstored import Unstored
-from kvfs.tiers import ssd_uses
+from kvfs.storage.upkeep import Upkeep
 from kvfs.storage.wear import Wear
+from kvfs.tiers import ssd_uses
 from kvfs.tiers.base import Room
 from kvfs.tiers.ssd_accounts import Reservation
 from kvfs.tiers.ssd_health import Health
@@ -64,20 +64,22 @@ class Storage:
         *,
         write: Copy,
         read: Copy,
-        read_path: Callable[[], CopiesStatistics] = lambda: CopiesStatistics("direct", "", False, ""),
         write_at_once: Copy | None = None,
+        read_path: Callable[[], CopiesStatistics] = lambda: CopiesStatistics("direct", "", False, ""),
         settle_seconds: float = 1.0,
+        write_delay_seconds: float = 0.0,
+        write_policy: WritePolicy = "all",
         io_timeout: float = 30.0,
     ) -> None:
+        """``write`` is for what nobody waits for, ``write_at_once`` for a page in whose place others wait to
+        write; the same, where only one is given. For the delays see `Unstored`."""
         self.pool = pool
         self.tier = tier
         self.write = write
-        """``write`` is for what nobody waits for, ``write_at_once`` for a page in whose place others wait to
-        write; the same, where only one is given. For the delays see `Unstored`."""
+        self._write_at_once = write_at_once
         self.read = read
         self.read_path = read_path
         self._started = time.monotonic()
-        self._write_at_once = write_at_once
         self.io_timeout = io_timeout
         self.jobs = Jobs(ABANDONED)
         self._questions = trio.CapacityLimiter(QUESTIONS)
@@ -88,6 +90,7 @@ class Storage:
         )
         self.promotions = Promotions(self)
         self.upkeep = Upkeep(self)
+        self.wear = Wear(self)
         self.order: LeastRecentlyUsed[Entry] = LeastRecentlyUsed()
         """Pages that are on the SSD only."""
         self.adoption = Adoption(self)
@@ -112,12 +115,12 @@ class Storage:
         nursery.start_soon(self.demotions.run, nursery)
         nursery.start_soon(self._walk)
         nursery.start_soon(self._note_uses)
+        nursery.start_soon(self.wear.run)
 
     async def _note_uses(self) -> None:
         """Tells the SSD now and then how often and when its pages were used, for the next daemon."""
         while True:
             await trio.sleep(ssd_uses.INTERVAL)
-        nursery.start_soon(self.wear.run)
             self._record(self.uses.take(trio.current_time()))
 
     def note_all_uses(self) -> None:
@@ -168,12 +171,6 @@ class Storage:
         return os.O_DIRECT if self.tier.direct else os.O_RDONLY
 
     @property
-    def is_working(self) -> bool:
-        """Whether pages may be written to the SSD now."""
-        return self.is_following and not self.demotions.health.is_failed
-
-    def parents(self, directory: Directory) -> list[dict[str, bytes]]:
-    @property
     def write_at_once(self) -> Copy:
         return self._write_at_once or self.write
 
@@ -182,6 +179,12 @@ class Storage:
         """Whether the SSD does what happens to names, and all that is on it is known."""
         return not self.history.is_lost and not self.history.failure and self.walked.is_set()
 
+    @property
+    def is_working(self) -> bool:
+        """Whether pages may be written to the SSD now."""
+        return self.is_following and not self.demotions.health.is_failed
+
+    def parents(self, directory: Directory) -> list[dict[str, bytes]]:
         """The attributes of the directories on the way to what lies in ``directory``, from the top."""
         attributes = []
         while directory.parent is not None:
@@ -347,7 +350,7 @@ class Storage:
         self.pool.remove_everywhere(entry)
 
     def room(self, dram: Room) -> Room:
-        """The room of both tiers. What is in DRAM alone will need as much on the SSD."""
+        """The room of both tiers; what is in DRAM alone counts as if it were on the SSD."""
         ssd, block = self.tier.room(), dram.block_size
         used = min(ssd.total_bytes, ssd.used_bytes + self.demotions.unstored.total_bytes)
         return Room(
@@ -371,6 +374,7 @@ class Storage:
             "waiting_changes": len(self.history),
             "written": self.demotions.written,
             "written_bytes": self.demotions.written_bytes,
+            **self.wear.statistics(),
             "read": self.promotions.read,
             "read_bytes": self.promotions.read_bytes,
             "read_path": _shown(self.read_path()),
@@ -379,7 +383,6 @@ class Storage:
             "evicted_bytes": self.evicted_bytes,
             "not_written": dict(self.demotions.failures),
             "damaged": tier.damaged,
-            **self.wear.statistics(),
             "quarantined": tier.quarantined,
             "quarantine_bytes": tier.quarantine_bytes,
             "directory": str(self.tier.directory),
@@ -392,6 +395,8 @@ class Storage:
         lines = []
         if self.health.is_failed:
             lines.append(f"the SSD tier fails: {self.health.statistics().reason}")
+        if self.demotions.health.is_failed:
+            lines.append(f"the SSD tier takes no pages: {self.demotions.health.statistics().reason}")
         if self.history.is_lost:
             lines.append("the SSD tier was given up: it is used again after the next mount")
         elif self.history.failure:
@@ -400,8 +405,6 @@ class Storage:
             lines.append(f"SSD pages move by {_shown(self.read_path())}: {reason}")
         if not self.tier.direct:
             lines.append(f"SSD pages go through the page cache: {self.tier.direct_reason}")
-        if self.demotions.health.is_failed:
-            lines.append(f"the SSD tier takes no pages: {self.demotions.health.statistics().reason}")
         return lines
 
     def give_up(self, reason: str) -> None:
