@@ -35,6 +35,7 @@ from kvfs.sealing import ignore_lease_breaks
 from kvfs.state import StateDirectory
 from kvfs.steps import step
 from kvfs.storage.storage import Storage
+from kvfs.storage.turns import begin_turn
 from kvfs.storage.upkeep import leftovers_text
 from kvfs.tiers.dram import DramTier
 from kvfs.tiers.ssd import SsdPlace, SsdTier
@@ -301,6 +302,7 @@ def run(
         keep = not created or bool(tier.list(b""))
         if config.ssd:
             ssd = SsdTier.attach(_ssd_place(config, state))
+            begin_turn(tier, ssd)
         daemon = Daemon(config, state, tier, ssd, manager)
         daemon.run(ready)
         keep = config.keep

@@ -94,6 +94,8 @@ class SsdTier(SsdPages):
     ``suspect``: whether a page must be checked before its first use, because the last stop was not clean. Who
     has checked all of them sets it to False; until then no stop counts as clean.
     ``leftovers``: how many temporaries of an earlier process were deleted at the start.
+    ``last_turn``, ``last_mount``: the ``turn`` of whoever had the directory before, and their mount; "" where
+    nobody had.
     """
 
     def __init__(
@@ -104,6 +106,8 @@ class SsdTier(SsdPages):
         )
         self.suspect = True
         self.leftovers = 0
+        self.last_turn = ""
+        self.last_mount = ""
         self._ownership = ownership
 
     # Taking the directory, and letting it go
@@ -158,6 +162,7 @@ class SsdTier(SsdPages):
                 mount=mount,
                 host=host,
                 process=process,
+                turn=uuid.uuid4().hex,
             )
             incompatible = ownership is not None and previous is None
             if ownership is None:
@@ -176,6 +181,8 @@ class SsdTier(SsdPages):
     def _settle(self, previous: OwnerRecord | None, is_empty: bool) -> None:
         """Clears up after the owner before us, and finds out what the disk can."""
         os.fchmod(self.root_fd, 0o700)
+        if previous is not None:
+            self.last_turn, self.last_mount = previous.turn, previous.mount
         is_empty |= previous is None and all(map(is_reserved, self.list(b"")))
         for name in self.list(b""):
             if name.startswith(OWNER_FILE + b"."):  # of a process that was killed while it made the file
@@ -199,8 +206,17 @@ class SsdTier(SsdPages):
 
     @property
     def identity(self) -> str:
+        return self._record.tier
+
+    @property
+    def turn(self) -> str:
+        """Tells this taking of the directory from all others."""
+        return self._record.turn
+
+    @property
+    def _record(self) -> OwnerRecord:
         assert self._ownership.record is not None
-        return self._ownership.record.tier
+        return self._ownership.record
 
     def close(self, keep: bool = True) -> None:
         """Lets go of the directory as a crash would: the next owner checks every page before its first use.
@@ -218,11 +234,9 @@ class SsdTier(SsdPages):
         """Lets go of the directory; what was stored is on the disk when this returns. Nothing may be under
         way any more."""
         syscalls.syncfs(self.root_fd)
-        record = self._ownership.record
-        assert record is not None
         self._ownership.write(
             msgspec.structs.replace(
-                record,
+                self._record,
                 process=0,
                 clean=self.accounts.is_counted and not self.suspect,
                 used_bytes=self.accounts.used_bytes,

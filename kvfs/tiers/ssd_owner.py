@@ -36,7 +36,7 @@ class OwnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``tier`` identifies the directory, wherever it is mounted. ``mount``, ``host`` and ``process`` say who has
     or had it; ``process`` is 0 while nobody does. ``clean``: the last stop was an orderly one, and every page
     is known to be as it was stored. ``used_bytes``: what the tier held then. ``prefix`` is that of its
-    attributes.
+    attributes. ``turn`` is another one each time that the directory is taken.
     """
 
     layout: int
@@ -47,6 +47,7 @@ class OwnerRecord(msgspec.Struct, frozen=True, kw_only=True):
     process: int = 0
     clean: bool = False
     used_bytes: int = 0
+    turn: str = ""
 
 
 class _AnyRecord(msgspec.Struct):

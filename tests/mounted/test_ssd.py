@@ -136,3 +136,26 @@ def test_one_directory_has_one_owner(base: Path) -> None:
         assert len(ended.stderr.splitlines()) == 1
         assert str(base / "disk") in ended.stderr
         assert not os.path.ismount(second.path)
+
+
+def test_pages_that_another_mount_wrote_to_the_ssd_meanwhile_are_the_newer_ones(base: Path) -> None:
+    first = mounted(base)
+    first.arguments += ("--settle", "0s", "--ssd-write-delay", "0s")
+    names = ("changed", "removed", "kept")
+    with first:
+        for name in names:
+            (first.path / name).write_bytes(data(1))
+        wait_until(lambda: all((base / "disk" / name).exists() for name in names), 20, "the SSD has them")
+        first.kill_daemon()
+        with mounted(base) as second:
+            (second.path / "changed").write_bytes(data(2))
+            (second.path / "removed").unlink()
+            wait_sealed(second.path / "changed")
+            second.umount()
+        first.mount()
+        assert (first.path / "changed").read_bytes() == data(2)
+        assert not (first.path / "removed").exists()
+        assert (first.path / "kept").read_bytes() == data(1)
+        assert "what was left in DRAM is older, and is dropped" in first.log
+        first.umount()
+    assert (base / "disk" / "changed").read_bytes() == data(2)
