@@ -26,7 +26,7 @@ _MARGIN = 1.0
 
 class Unstored:
     """A page *settles* after it was sealed: its temporary gets the name that it is to keep. Then it *waits*
-    for its copy, or is *left out*."""
+    for its copy, or is *left out*. What settles may still be left out, but counts as what waits."""
 
     def __init__(self, settle_seconds: float, delay_seconds: float) -> None:
         self.settle_seconds = settle_seconds
@@ -37,13 +37,13 @@ class Unstored:
         """When each was sealed. In that order, but that those that were refused come last."""
         self._left_out: dict[Entry, str] = {}
         self._bytes: Counter[str] = Counter()
-        """By the reason; "" of those that wait, "settling" of those that settle."""
+        """By the reason; "" of those that settle or wait."""
         self._pages: Counter[str] = Counter()
         """Those that are left out, by the reason."""
 
     def __len__(self) -> int:
-        """How many wait."""
-        return len(self._waiting)
+        """How many settle or wait."""
+        return len(self._settling) + len(self._waiting)
 
     def __contains__(self, entry: Entry) -> bool:
         """Whether a page waits."""
@@ -72,7 +72,7 @@ class Unstored:
     def sealed(self, entry: Entry, now: float) -> None:
         self.forget(entry)
         self._settling[entry] = now
-        self._bytes["settling"] += entry.size
+        self._bytes[""] += entry.size
 
     def want(self, entry: Entry, since: float) -> None:
         """The page is to have its copy within the delay that began at ``since``."""
@@ -88,11 +88,11 @@ class Unstored:
 
     def forget(self, entry: Entry) -> None:
         """The page has its copy, is gone, or is written again; nothing happens where it is not here."""
-        if self._waiting.pop(entry, None) is not None:
-            self._bytes[""] -= entry.size
-        elif self._settling.pop(entry, None) is not None:
-            self._bytes["settling"] -= entry.size
-        elif (reason := self._left_out.pop(entry, None)) is not None:
+        for times in (self._settling, self._waiting):
+            if times.pop(entry, None) is not None:
+                self._bytes[""] -= entry.size
+                return
+        if (reason := self._left_out.pop(entry, None)) is not None:
             self._bytes[reason] -= entry.size
             self._pages[reason] -= 1
 
@@ -132,7 +132,7 @@ class Unstored:
 
     def due(self, entry: Entry, bytes_per_second: float) -> float:
         """When writing a page that waits is to begin: so late that what is soon removed is not written, and
-        so early that all others that wait get their copies in time too."""
+        so early that all others get their copies in time too."""
         since = self._waiting[entry]
         lead = _MARGIN + 2 * self.waiting_bytes / bytes_per_second
         return since + max(self.settle_seconds, self.delay_seconds - lead)

@@ -100,7 +100,11 @@ class Rounds:
 def mount(scratch: Path, request: pytest.FixtureRequest) -> Iterator[CrashingMount]:
     base = scratch / "".join(c if c.isalnum() else "-" for c in request.node.name)[:60]
     base.mkdir()
-    made = CrashingMount(base / "mount", base / "ssd", *("--settle", "0s", "--ssd-read-path", "direct"))
+    made = CrashingMount(
+        base / "mount",
+        base / "ssd",
+        *("--settle", "0s", "--ssd-write-delay", "0s", "--ssd-read-path", "direct"),
+    )
     yield made
     made.close()
     if made.process is not None:

@@ -27,9 +27,8 @@ def base() -> Iterator[Path]:
 def mounted(base: Path) -> KvfsMount:
     """The same disk each time."""
     number = len(list(base.iterdir()))
-    return KvfsMount(
-        base / f"mount-{number}", POOL, "--ssd", str(base / "disk"), "--ssd-capacity", str(CAPACITY)
-    )
+    disk = ("--ssd", str(base / "disk"), "--ssd-capacity", str(CAPACITY), "--ssd-write-delay", "0s")
+    return KvfsMount(base / f"mount-{number}", POOL, *disk)
 
 
 def data(number: int) -> bytes:

@@ -70,7 +70,8 @@ def tiers(pages: list[Path]) -> list[str]:
 @contextmanager
 def mounted_with_ssd(base: Path) -> Iterator[Mount]:
     """A mount with an SSD tier, on the disk of the tests; no bug may show in its log."""
-    options = ("--ssd", str(base / "disk"), "--ssd-capacity", "512M", "--settle", "0s", "--mode", "0755")
+    at_once = ("--settle", "0s", "--ssd-write-delay", "0s")
+    options = ("--ssd", str(base / "disk"), "--ssd-capacity", "512M", *at_once, "--mode", "0755")
     with Mount(base, 128 * MIB, *options) as mount:
         yield mount
         log = mount.log
