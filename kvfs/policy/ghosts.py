@@ -1,15 +1,15 @@
 """Pages that have left, remembered for a while: whether they come back is what the policy learns from.
 
-A table of rows of eight places in plain arrays, 13 bytes a place. A key decides the row; in a full row the
-ghost that came first makes room. Doubling the table copies it after itself: each ghost is then in two rows,
-of which its key finds the right one, and the other place is free.
+A table of rows of eight places in plain columns, 13 bytes a place. A key decides the row; in a full row the
+ghost that came first makes room.
 """
 
 from __future__ import annotations
 
+import mmap
 from array import array
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 _WAYS = 8
 _LEAST = 1 << 14
@@ -28,65 +28,66 @@ class Ghost(NamedTuple):
     uses: int
 
 
+def _column(kind: Literal["B", "H", "I"], places: int) -> memoryview[int]:
+    """Zeros that take no memory, and no time, before they are written."""
+    size = places * array(kind).itemsize
+    return memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)).cast(kind)
+
+
 class Ghosts:
     """Ghosts by their keys of 32 bits, of which 0 is none. About as many as fit; the oldest go first."""
 
-    __slots__ = ("_clocks", "_keys", "_mask", "_next", "_numbers", "_shares", "_uses")
+    __slots__ = ("_clocks", "_keys", "_next", "_numbers", "_rows", "_shares", "_uses")
 
     def __init__(self) -> None:
-        self._keys = array("I", bytes(4 * _LEAST))
-        self._clocks = array("I", bytes(4 * _LEAST))
-        self._numbers = array("H", bytes(2 * _LEAST))
-        self._shares = array("H", bytes(2 * _LEAST))
-        self._uses = bytearray(_LEAST)
-        self._next = bytearray(_LEAST // _WAYS)
+        self._empty(_LEAST)
+
+    def _empty(self, places: int) -> None:
+        self._rows = places // _WAYS
+        self._keys, self._clocks = _column("I", places), _column("I", places)
+        self._numbers, self._shares = _column("H", places), _column("H", places)
+        self._uses = _column("B", places)
+        self._next = bytearray(self._rows)
         """For each row, the place that makes room next."""
-        self._mask = _LEAST // _WAYS - 1
 
     def __len__(self) -> int:
         """Places, taken or not."""
         return len(self._keys)
 
     def fit(self, pages: int) -> None:
-        """Makes the table as large as suits a pool of so many pages. It never shrinks."""
-        while 2 * len(self._keys) <= _MOST_FOR_A_PAGE * pages:
-            for column in (self._keys, self._clocks, self._numbers, self._shares):
-                column.extend(column[:])
-            self._uses *= 2
-            self._next *= 2
-            self._mask = 2 * self._mask + 1
+        """Makes the table as large as suits a pool of so many pages; it never shrinks. A larger one begins
+        empty: a pool grows before it is full, and has few ghosts by then."""
+        places = len(self)
+        while 2 * places <= _MOST_FOR_A_PAGE * pages:
+            places *= 2
+        if places > len(self):
+            self._empty(places)
 
     def put(self, key: int, ghost: Ghost) -> Ghost | None:
         """Remembers a ghost; returns the one that made room for it, if any."""
-        row = key & self._mask
+        row = key % self._rows
         place = row * _WAYS + self._next[row]
         self._next[row] = (self._next[row] + 1) % _WAYS
-        gone = self._at(place)
+        gone = self._at(place) if self._keys[place] else None
         self._keys[place] = key
         self._numbers[place], self._clocks[place], self._shares[place], self._uses[place] = ghost
         return gone
 
     def take(self, key: int) -> Ghost | None:
         """The ghost with this key, which is a ghost no more."""
-        start = (key & self._mask) * _WAYS
-        try:
-            place = self._keys.index(key, start, start + _WAYS)
-        except ValueError:
+        start = key % self._rows * _WAYS
+        row = self._keys[start : start + _WAYS].tolist()
+        if key not in row:
             return None
-        ghost = self._at(place)
+        place = start + row.index(key)
         self._keys[place] = 0
-        return ghost
+        return self._at(place)
 
-    def _at(self, place: int) -> Ghost | None:
-        key = self._keys[place]
-        if not key or key & self._mask != place // _WAYS:
-            return None
+    def _at(self, place: int) -> Ghost:
         return Ghost(self._numbers[place], self._clocks[place], self._shares[place], self._uses[place])
 
     def sample(self, first: int, step: int) -> Iterator[tuple[int, int, int]]:
         """Every ``step``-th place's ghost, from the ``first`` on: its class, clock and share."""
-        every = slice(first, None, step)
-        columns = self._keys[every], self._numbers[every], self._clocks[every], self._shares[every]
-        for place, key, number, clock, share in zip(range(first, len(self), step), *columns, strict=True):
-            if key and key & self._mask == place // _WAYS:
-                yield number, clock, share
+        for place in range(first, len(self), step):
+            if self._keys[place]:
+                yield self._numbers[place], self._clocks[place], self._shares[place]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import add, mul
 from typing import Final, NamedTuple
 
@@ -40,6 +40,8 @@ _WEIGHT_OF_SHAPE = 5.0
 """How many observations it counts for what was believed before; so for the next two."""
 _WEIGHT_OF_FACTOR = 5.0
 _WEIGHT_OF_CLASS = 1.0
+_AT_ONCE = 16
+"""Classes whose worths are found in one step."""
 _ROUNDS = 3
 """Of fitting shape and factors to each other; more change nothing that matters."""
 
@@ -60,11 +62,12 @@ class _Seen(NamedTuple):
 class Hazards:
     """Histograms of what became of pages, and what follows from them."""
 
-    __slots__ = ("_ends", "_factors", "_fitted", "_shape", "_uses", "_worths")
+    __slots__ = ("_ends", "_factors", "_fitted", "_shape", "_staying", "_uses", "_worths")
 
     def __init__(self) -> None:
         self._uses: dict[int, list[float]] = {}
         self._ends: dict[int, list[float]] = {}
+        self._staying: dict[int, list[float]] = {}
         self._shape: Sequence[float] = _BELIEVED
         self._factors = [1.0] * FACTORS, [1.0] * FACTORS
         self._worths: dict[int, Sequence[float]] = {}
@@ -78,6 +81,11 @@ class Hazards:
         """A page of a class was given up at an age."""
         _count(self._ends, number, age, weight)
 
+    def watch(self, pages: Iterable[Watched]) -> None:
+        """Pages are still there, or may still come back: the next fit heeds them."""
+        for number, age, weight in pages:
+            _count(self._staying, number, age, weight)
+
     def worth(self, number: int, age: int) -> float:
         """What a page of a class is worth at an age: expected uses for the time that it takes up room."""
         if not self._fitted:
@@ -88,10 +96,13 @@ class Hazards:
         bucket = bisect_right(_EDGES, age)
         return worths[bucket] if bucket < len(worths) else worths[-1]
 
-    def fit(self, watched: Iterable[Watched], remembered: float) -> None:
-        """Learns from what was seen and from pages that are still ``watched``; what was seen
-        counts for ``remembered`` as much from now on. Takes a few milliseconds."""
-        seen = self._collect(watched)
+    def fit(self, remembered: float) -> Iterator[None]:
+        """Learns, in steps of about a millisecond, from what was seen, which counts for ``remembered`` as
+        much from now on, and from what is watched."""
+        seen = self._collect()
+        for counts in (*self._uses.values(), *self._ends.values()):
+            counts[:] = [count * remembered if count > _NOTHING else 0.0 for count in counts]
+        yield
         rates = [self._rate(each.number) for each in seen]
         expected: list[float] = []
         for _ in range(_ROUNDS):
@@ -100,22 +111,22 @@ class Hazards:
             for values, factor in zip(self._factors, (USES_FACTOR, NEW_FACTOR), strict=True):
                 _fit_factor(values, factor, seen, rates, expected)
                 rates = [self._rate(each.number) for each in seen]
-        self._worths = {}
+            yield
+        worths: dict[int, Sequence[float]] = {}
         for each, rate, unscaled in zip(seen, rates, expected, strict=True):
             own_rate = rate * (each.uses + _WEIGHT_OF_CLASS) / (unscaled * rate + _WEIGHT_OF_CLASS)
-            self._worths[each.number] = _worths(self._shape, own_rate)
+            worths[each.number] = _worths(self._shape, own_rate)
+            if len(worths) % _AT_ONCE == 0:
+                yield
+        self._worths = worths
         self._fitted = bool(seen)
-        for counts in (*self._uses.values(), *self._ends.values()):
-            counts[:] = [count * remembered if count > _NOTHING else 0.0 for count in counts]
 
     def _rate(self, number: int) -> float:
         return self._factors[0][USES_FACTOR[number]] * self._factors[1][NEW_FACTOR[number]]
 
-    def _collect(self, watched: Iterable[Watched]) -> list[_Seen]:
+    def _collect(self) -> list[_Seen]:
         """Each class of which anything was seen, with as many buckets as were reached."""
-        staying: dict[int, list[float]] = {}
-        for number, age, weight in watched:
-            _count(staying, number, age, weight)
+        staying, self._staying = self._staying, {}
         left = {}
         reached = 0
         for number in sorted(self._uses.keys() | self._ends.keys() | staying.keys()):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 from kvfs.policy.classes import MOST_USES
 from kvfs.policy.ghosts import Ghost, Ghosts
-from kvfs.policy.hazards import Hazards, Watched
+from kvfs.policy.hazards import Hazards
 from kvfs.policy.slots import NEAR_END, AnyPage, Slots
 
 MEMORY = 64
@@ -18,6 +19,8 @@ NEW_EVIDENCE = 20
 """There is a fit when one part in so many of the evidence is new."""
 SAMPLE = 4096
 """A fit looks at about so many of the pages, and of the ghosts, whose future is not known yet."""
+PARTS = 16
+"""It looks at them in so many parts: nobody is to wait for it for a millisecond."""
 _SPREAD = 0x9E3779B97F4A7C15
 """Makes of any keys some whose bits are all different."""
 _NEAR_END = 128
@@ -32,7 +35,7 @@ def _spread(key: int) -> int:
 class Learner:
     """Watches pages and fits the hazards to what became of them."""
 
-    __slots__ = ("_fits", "_ghosts", "_slots", "_until_fit", "hazards")
+    __slots__ = ("_fits", "_fitting", "_ghosts", "_slots", "_until_fit", "hazards")
 
     def __init__(self, slots: Slots[AnyPage]) -> None:
         self.hazards = Hazards()
@@ -40,6 +43,7 @@ class Learner:
         self._ghosts = Ghosts()
         self._until_fit = LEAST_BETWEEN_FITS
         self._fits = 0
+        self._fitting: Iterator[None] = iter(())
 
     def entered(self, slot: int, key: int) -> bool:
         """A page came in, which is known by any number ``key``; returns whether it came back, and then gives
@@ -50,8 +54,8 @@ class Learner:
             return False
         self.hazards.used(ghost.number, slots.age_of(ghost.clock), 1 / ghost.share)
         slots.uses[slot] = ghost.uses & MOST_USES
-        if ghost.uses & _NEAR_END:
-            slots.flags[slot] |= NEAR_END
+        if not ghost.uses & _NEAR_END:
+            slots.flags[slot] &= ~NEAR_END
         return True
 
     def used(self, slot: int) -> None:
@@ -73,19 +77,26 @@ class Learner:
             self.hazards.ended(gone.number, slots.age_of(gone.clock), 1 / gone.share)
 
     def went_by(self, uses: int, pages: int) -> None:
-        """So many uses went by, and there are so many pages: fits if it is time to."""
+        """So many uses went by, and there are so many pages: fits if it is time to, a little each time."""
         self._until_fit -= uses
-        if self._until_fit > 0:
-            return
-        self._ghosts.fit(pages)
-        self._until_fit = max(LEAST_BETWEEN_FITS, min(self._slots.clock, MEMORY * pages) // NEW_EVIDENCE)
-        self.hazards.fit(self._watched(pages), math.exp(-self._until_fit / (MEMORY * max(pages, 1))))
+        if self._until_fit <= 0:
+            self._until_fit = max(LEAST_BETWEEN_FITS, min(self._slots.clock, MEMORY * pages) // NEW_EVIDENCE)
+            self._fitting = self._fit(pages, math.exp(-self._until_fit / (MEMORY * max(pages, 1))))
+        next(self._fitting, None)
 
-    def _watched(self, pages: int) -> Iterator[Watched]:
-        """Every so many pages and ghosts, each standing for those between."""
+    def _fit(self, pages: int, remembered: float) -> Iterator[None]:
+        """Fits to what became of pages, and to every so many pages and ghosts, each standing for those
+        between."""
+        self._ghosts.fit(pages)
         self._fits += 1
-        step = max(1, pages // SAMPLE)
-        yield from self._slots.sample(self._fits % step, step)
+        slots, step = self._slots, max(1, pages // SAMPLE)
+        watched = slots.sample(self._fits % step, step)
+        while some := list(islice(watched, SAMPLE // PARTS)):
+            self.hazards.watch(some)
+            yield
         step = max(1, len(self._ghosts) // SAMPLE)
-        for number, clock, share in self._ghosts.sample(self._fits % step, step):
-            yield number, self._slots.age_of(clock), step / share
+        ghosts = self._ghosts.sample(self._fits % step, step)
+        while gone := list(islice(ghosts, SAMPLE // PARTS)):
+            self.hazards.watch((number, slots.age_of(clock), step / share) for number, clock, share in gone)
+            yield
+        yield from self.hazards.fit(remembered)

@@ -6,6 +6,7 @@ Both are rare, so they are kept in dictionaries, by the page's slot.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from kvfs.errors import OutOfRoom
 from kvfs.sizes import format_size
@@ -27,8 +28,8 @@ class Pins:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._sizes
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._sizes)
 
     def add(self, slot: int, size: int) -> None:
         """Raises OutOfRoom when the budget does not allow it; a page is pinned once however often it is."""

@@ -43,6 +43,9 @@ from kvfs.policy.slots import (
 )
 from kvfs.policy.victims import Victims
 
+_PLAIN = unused_class(PLAIN, 0)
+_IN_CHAIN = unused_class(KNOWN, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatistics:
@@ -119,12 +122,16 @@ class ExpectedReuse(Generic[AnyPage]):
         is here already."""
         if self._slots.slot(page):
             raise ValueError("the page is in the order already")
-        self.use((page,), after=after)
+        if after is None:
+            self._use_alone(self._meet(page)[0])
+        else:
+            self.use((page,), after=after)
 
     def touch(self, page: AnyPage) -> None:
         """The page was used, as far as one knows alone. Raises ValueError when it is not here."""
-        self._require(page)
-        self.use((page,))
+        slot = self._require(page)
+        self._learner.used(slot)
+        self._use_alone(slot)
 
     def use(self, pages: Sequence[AnyPage], *, after: AnyPage | None = None) -> None:
         """One request used these pages: a chain, its head first. Those that are not here come in.
@@ -141,7 +148,9 @@ class ExpectedReuse(Generic[AnyPage]):
             if is_known and known == len(chain):
                 known += 1
             chain.append(slot)
-        if chain:
+        if len(chain) == 1:
+            self._use_alone(chain[0])
+        elif chain:
             self._use_chain(chain, continued, known)
 
     def use_together(self, pages: Sequence[AnyPage]) -> None:
@@ -158,18 +167,10 @@ class ExpectedReuse(Generic[AnyPage]):
             slot, _ = self._meet(page)
             if not self._use_apart(slot):
                 (old if is_here else new).append(slot)
-        for slot in new:
-            slots.flags[slot] |= NEAR_END
         old.sort(key=lambda slot: (slots.uses[slot], -slots.age(slot)))
         together = [*reversed(new), *old]
-        of_chains, of_none = unused_class(KNOWN, 0), unused_class(PLAIN, len(together))
-        self._place(
-            together,
-            [
-                (of_chains if self._is_in_chain(slot) else of_none) + STEP * USES_STEP[self._count(slot)]
-                for slot in together
-            ],
-        )
+        if together:
+            self._place(together, [self._class_alone(slot) for slot in together])
 
     def restore(self, pages: Sequence[tuple[AnyPage, int]]) -> None:
         """Takes in what an earlier daemon had, the coldest page first, each with its hits. All of them become
@@ -181,7 +182,7 @@ class ExpectedReuse(Generic[AnyPage]):
             slot, _ = self._meet(page)
             slots.uses[slot] = min(hits + 1, MOST_USES)
             if slots.numbers[slot] != SMALL_QUEUE:
-                slots.numbers[slot] = unused_class(PLAIN, 1) + STEP * USES_STEP[slots.uses[slot]]
+                slots.numbers[slot] = _PLAIN + STEP * USES_STEP[slots.uses[slot]]
                 slots.shares[slot] = 1
                 self._protect(slot)
             slots.put_first(slot)
@@ -239,23 +240,27 @@ class ExpectedReuse(Generic[AnyPage]):
         uses = self._slots.uses[slot] = min(self._slots.uses[slot] + 1, MOST_USES)
         return uses
 
-    def _is_in_chain(self, slot: int) -> bool:
-        return bool(self._slots.children[slot] or self._slots.parent(slot))
+    def _class_alone(self, slot: int) -> int:
+        """The class of a page that is used now, by nobody knows what request."""
+        slots = self._slots
+        is_in_chain = slots.children[slot] or slots.parent(slot)
+        return (_IN_CHAIN if is_in_chain else _PLAIN) + STEP * USES_STEP[self._count(slot)]
+
+    def _use_alone(self, slot: int) -> None:
+        if not self._use_apart(slot):
+            self._place((slot,), (self._class_alone(slot),))
 
     def _use_chain(self, chain: list[int], continued: int, known: int) -> None:
         """Gives the pages of a request their classes. Of the first ``continued`` was told before, and the
         first ``known`` were seen before."""
         slots, flags = self._slots, self._slots.flags
         new = len(chain) - known
-        is_alone = len(chain) == 1
         tail = chain[known - 1] if known else NO_SLOT
         if known == continued:
             goes_on = known > 0 and not flags[tail] & BRANCHED
         else:
             goes_on = bool(flags[tail] & NEAR_END)
-        if is_alone and not self._is_in_chain(chain[0]):
-            of_known = of_new = PLAIN
-        elif goes_on or not new:
+        if goes_on or not new:
             of_known, of_new = KNOWN, CONTINUED
         elif not known or slots.uses[tail] >= MANY_USES:
             of_known, of_new = SHARED, ROOT
@@ -268,16 +273,13 @@ class ExpectedReuse(Generic[AnyPage]):
             numbers.append((first_known if place < known else first_new) + STEP * USES_STEP[uses])
         for earlier, later in pairwise(chain):
             slots.follow(later, earlier)
-        if not is_alone:
-            numbers[-1] = unused_class(LAST, new)
-            for slot in chain:
-                flags[slot] &= ~(NEAR_END | BRANCHED)
-            for slot in chain[-2:]:
-                flags[slot] |= NEAR_END
-            if not goes_on and not new:
-                flags[chain[-1]] |= BRANCHED
-        elif new:
-            flags[chain[0]] |= NEAR_END
+        numbers[-1] = unused_class(LAST, new)
+        for slot in chain:
+            flags[slot] &= ~(NEAR_END | BRANCHED)
+        for slot in chain[-2:]:
+            flags[slot] |= NEAR_END
+        if not goes_on and not new:
+            flags[chain[-1]] |= BRANCHED
         chain.reverse()
         numbers.reverse()
         self._place(chain, numbers)
@@ -286,7 +288,7 @@ class ExpectedReuse(Generic[AnyPage]):
         """Puts the pages that a request used into the queues of their classes, the coldest first."""
         slots = self._slots
         slots.renew(used, numbers)
-        shares = Counter(numbers)
+        shares = Counter(numbers) if len(numbers) > 1 else {numbers[0]: 1}
         for slot, number in zip(used, numbers, strict=True):
             slots.shares[slot] = min(shares[number], 0xFFFF)
             if IS_PROTECTED[number] != bool(slots.flags[slot] & PROTECTED):
@@ -343,7 +345,7 @@ class ExpectedReuse(Generic[AnyPage]):
                 yield from self._give(look, slot)
             while slot := look.next_of(SMALL_QUEUE):
                 yield from self._give(look, slot)
-            for slot in look.held():
+            for slot in look.held(self._pins):
                 yield from self._give(look, slot)
         finally:
             look.end()

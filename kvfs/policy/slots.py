@@ -23,9 +23,11 @@ NO_SLOT: Final = 0
 """A queue's slot, so never a page's."""
 _TIME = 0xFFFFFFFF
 _GROWTH = 256
+_FAR = 1000
+"""So many places from either end of its queue a page that comes back to it is put right."""
 
 LINKED: Final = 1
-"""The page is in its queue. One that is not waits for what comes after it in its chain, is pinned, was passed
+"""The page is in its queue. One that is not comes before another one in its chain, is pinned, was passed
 over, or leaves with another page."""
 NEAR_END: Final = 2
 """The request that used it ended with it or with the next page."""
@@ -104,7 +106,8 @@ class Slots(Generic[AnyPage]):
             raise ValueError("the page, or another one of its number, is in the order already")
         self.pages[slot] = page
         self.sizes[slot] = page.size
-        self.uses[slot] = self.flags[slot] = self.shares[slot] = self.numbers[slot] = 0
+        self.uses[slot] = self.shares[slot] = self.numbers[slot] = 0
+        self.flags[slot] = NEAR_END
         self.parents[slot] = self.children[slot] = self.group[slot] = 0
         return slot
 
@@ -166,7 +169,8 @@ class Slots(Generic[AnyPage]):
                 before, after = colder[slot], hotter[slot]
                 hotter[before], colder[after] = after, before
             self.numbers[slot] = queue
-            if flag & (PINNED | MEMBER):
+            if flag & (PINNED | MEMBER) or self.children[slot]:
+                flags[slot] = flag & ~LINKED
                 continue
             before = colder[queue]
             colder[slot], hotter[slot] = before, queue
@@ -192,29 +196,28 @@ class Slots(Generic[AnyPage]):
             self.flags[slot] &= ~LINKED
 
     def resume(self, slot: int) -> None:
-        """Puts a page that is not in its queue back to where its age belongs, unless something keeps it out:
-        most were the coldest when they were taken out, so that this is near the cold end."""
+        """Puts a page that is not in its queue back to where its age belongs, unless something keeps it out.
+        Most belong near an end; one that does not is put near the hot one."""
         if self.children[slot] or self.flags[slot] & (LINKED | PINNED | PASSED | MEMBER):
             return
         queue, age = self.numbers[slot], self.age(slot)
-        hotter = self.hotter[queue]
-        while hotter != queue and self.age(hotter) > age:
-            hotter = self.hotter[hotter]
-        colder = self.colder[hotter]
+        hotter, colder = self.hotter[queue], self.colder[queue]
+        for _ in range(_FAR):
+            if hotter == queue or self.age(hotter) <= age:
+                colder = self.colder[hotter]
+                break
+            if self.age(colder) >= age:
+                break
+            hotter, colder = self.hotter[hotter], self.colder[colder]
+        hotter = self.hotter[colder]
         self.colder[slot], self.hotter[slot] = colder, hotter
         self.hotter[colder] = self.colder[hotter] = slot
         self.flags[slot] |= LINKED
 
     def coldest(self, queue: int) -> int:
-        """The coldest page of a queue that is the last of its chain, or NO_SLOT. Colder ones that are not
-        begin to wait."""
+        """The coldest page of a queue, or NO_SLOT."""
         slot = self.hotter[queue]
-        while slot != queue:
-            if not self.children[slot]:
-                return slot
-            self.unlink(slot)
-            slot = self.hotter[queue]
-        return NO_SLOT
+        return slot if slot != queue else NO_SLOT
 
     # Chains
 
@@ -229,6 +232,7 @@ class Slots(Generic[AnyPage]):
         if slot != parent and not self.children[slot] and not self.parent(slot):
             self.parents[slot], self.parent_generations[slot] = parent, self.generations[parent]
             self.children[parent] += 1
+            self.unlink(parent)
 
     def last_first(self, slots: Sequence[int]) -> list[int]:
         """These slots in this order, but for each chain what comes later before what comes earlier."""

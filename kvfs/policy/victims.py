@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from typing import Generic, NamedTuple
 
 from kvfs.policy.classes import CLASSES, IS_PROTECTED
@@ -86,20 +87,20 @@ class Victims(Generic[AnyPage]):
     def _has_pinned_members(self, slot: int) -> bool:
         return any(self._slots.flags[member] & PINNED for member in self._slots.members(slot))
 
-    def held(self) -> list[int]:
-        """What could not be given because something after it in its chain stays: of each chain what comes
-        later is before what comes earlier."""
+    def held(self, pinned: Iterable[int]) -> list[int]:
+        """What could not be given because of something after it in its chain that was passed over or is among
+        the ``pinned``: of each chain what comes later is before what comes earlier."""
         slots = self._slots
-        return slots.last_first(
-            [
-                slot
-                for slot, page in enumerate(slots.pages)
-                if page is not None
-                and not slots.flags[slot] & (LINKED | PINNED | PASSED | MEMBER)
-                and not self._is_new(slot)
-                and not self._has_pinned_members(slot)
-            ]
-        )
+        held: dict[int, None] = {}
+        for slot in (*self._passed, *pinned):
+            while (slot := slots.parent(slot)) and slot not in held:
+                held[slot] = None
+        return slots.last_first([slot for slot in held if self._may_leave(slot)])
+
+    def _may_leave(self, slot: int) -> bool:
+        slots = self._slots
+        kept = slots.flags[slot] & (LINKED | PINNED | PASSED | MEMBER)
+        return not kept and not self._is_new(slot) and not self._has_pinned_members(slot)
 
     def begin(self, slot: int) -> Given:
         """Somebody tries to make this page leave."""
