@@ -20,6 +20,8 @@ from kvfs.settings import SETTINGS, Setting
 from kvfs.sizes import format_size, parse_size
 
 DEFAULT_FILE = Path("/etc/kvfs.toml")
+DEFAULT_DIRECTORY = Path("/etc/kvfs")
+"""May hold a file for one mount, named as systemd would: mnt-kv.toml is for /mnt/kv."""
 DEFAULT_POOL_SHARE = 0.25
 WARNING_POOL_SHARE = 0.7
 
@@ -93,14 +95,15 @@ def load_config(
     """What a mount at ``mountpoint`` (absolute, resolved) runs with.
 
     ``flags`` has what was given at the command line, by setting; None counts as not given. ``file`` must
-    exist; without one, KVFS_CONFIG names it, or else /etc/kvfs.toml is read if it exists. Raises UsageError
-    for a flag and ConfigError for a variable or a file that cannot be used.
+    exist; without one, KVFS_CONFIG names it, or else the mount's file in /etc/kvfs is read if it exists, or
+    else /etc/kvfs.toml if that does. Raises UsageError for a flag and ConfigError for a variable or a file
+    that cannot be used.
     """
     try:
         str(mountpoint).encode()
     except UnicodeEncodeError:
         raise UsageError(f"{os.fsencode(mountpoint)!r}: the path of a mountpoint must be UTF-8") from None
-    path, from_file = _read_file(file, environment)
+    path, from_file = _read_file(file, environment, _default_file(mountpoint))
     values: dict[str, Any] = {"mountpoint": mountpoint}
     origins = {"mountpoint": "argument"}
     for setting in SETTINGS:
@@ -153,10 +156,17 @@ def _parsed(setting: Setting, value: object, place: str, kind: type[KvfsError] =
         raise kind(f"{place}: {error}") from None
 
 
-def _read_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path | None, dict[str, object]]:
+def _default_file(mountpoint: Path) -> Path:
+    own = DEFAULT_DIRECTORY / f"{mounts.escape_path(mountpoint)}.toml"
+    return own if os.path.exists(own) else DEFAULT_FILE
+
+
+def _read_file(
+    file: Path | None, environment: Mapping[str, str], default: Path = DEFAULT_FILE
+) -> tuple[Path | None, dict[str, object]]:
     if file is None and (named := environment.get("KVFS_CONFIG")):
         file = Path(named)
-    path = file or DEFAULT_FILE
+    path = file or default
     try:
         values: dict[str, object] = tomllib.loads(path.read_text())
     except FileNotFoundError:

@@ -143,9 +143,10 @@ def _parse_percent(value: object) -> float:
 
 
 _PLAIN_OPTIONS = ("ro", "noexec", "noatime", "allow_other", "allow_root", "default_permissions")
-_IGNORED_OPTIONS = frozenset(
-    ("defaults", "rw", "nosuid", "nodev", "relatime", "async", "auto", "noauto", "nofail", "_netdev")
-)
+_OPPOSITES = {"rw": "ro", "defaults": "ro", "exec": "noexec", "atime": "noatime", "relatime": "noatime"}
+_ALWAYS_SO = frozenset(("nosuid", "nodev", "async", "norelatime", "diratime", "nodiratime", "silent", "loud"))
+_FOR_OTHERS = frozenset(("auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "owner", "group"))
+_FOR_OTHERS_PREFIXES = ("x-", "X-", "user=", "comment=")
 
 
 def parse_mount_options(value: object) -> tuple[str, ...]:
@@ -157,9 +158,10 @@ def parse_mount_options(value: object) -> tuple[str, ...]:
     texts = [_parse_text(item) for item in value] if isinstance(value, list | tuple) else [_parse_text(value)]
     chosen: list[str] = []
     for option in (part.strip() for text in texts for part in text.split(",")):
-        if not option or option in _IGNORED_OPTIONS or option.startswith(("x-", "X-")):
-            if option in ("rw", "defaults") and "ro" in chosen:
-                chosen.remove("ro")
+        if option in _OPPOSITES:
+            chosen = [other for other in chosen if other != _OPPOSITES[option]]
+        elif not option or option in _ALWAYS_SO | _FOR_OTHERS or option.startswith(_FOR_OTHERS_PREFIXES):
+            pass
         elif option in _PLAIN_OPTIONS:
             if option not in chosen:
                 chosen.append(option)

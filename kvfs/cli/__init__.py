@@ -55,28 +55,31 @@ def _kvfs() -> None:
     """
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    print(f"kvfs: {message}", file=sys.stderr)
-    sys.exit(code)
-
-
 def main() -> NoReturn:
-    """Runs the command line and exits. A user's mistake is one line on stderr, a bug a trace."""
+    """The command line ``kvfs``."""
+    sys.exit(run(_kvfs, "kvfs"))
+
+
+def run(command: click.Command, name: str) -> int:
+    """Runs a command line; returns its exit code. A user's mistake is one line on stderr, a bug a trace."""
     try:
-        _kvfs.main(standalone_mode=False, prog_name="kvfs")
+        command.main(standalone_mode=False, prog_name=name)
     except errors.KvfsError as error:
-        _fail(str(error), error.exit_code)
+        print(f"{name}: {error}", file=sys.stderr)
+        return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
-        sys.exit(errors.UsageError.exit_code)
+        return errors.UsageError.exit_code
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        verb = context.command_path if context is not None else "kvfs"
+        verb = context.command_path if context is not None else name
         message = error.format_message().rstrip(".")
-        _fail(f"{message[:1].lower()}{message[1:]}: see {verb} --help", errors.UsageError.exit_code)
+        print(f"{name}: {message[:1].lower()}{message[1:]}: see {verb} --help", file=sys.stderr)
+        return errors.UsageError.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted", errors.EXIT_INTERRUPTED)
+        print(f"{name}: interrupted", file=sys.stderr)
+        return errors.EXIT_INTERRUPTED
     except Exception:
         traceback.print_exc()
-        sys.exit(errors.EXIT_BUG)
-    sys.exit(errors.EXIT_OK)
+        return errors.EXIT_BUG
+    return errors.EXIT_OK

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,12 @@ END_DEADLINE_SECONDS = 10.0
 )
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error. [info]")
 @click.option("--state-dir", metavar="DIR", help="Where locks, logs and the DRAM of mounts live. [/run/kvfs]")
-@click.option("--config", "file", metavar="FILE", help="Read settings from this TOML file. [/etc/kvfs.toml]")
+@click.option(
+    "--config",
+    "file",
+    metavar="FILE",
+    help="Read settings from this TOML file. [/etc/kvfs/mnt-kv.toml for /mnt/kv, else /etc/kvfs.toml]",
+)
 def command(mountpoint: str, file: str | None, options: tuple[str, ...], **flags: Any) -> None:
     """Mount a pool of DRAM at the empty directory MNT, and return when it serves.
 
@@ -117,24 +123,33 @@ def command(mountpoint: str, file: str | None, options: tuple[str, ...], **flags
 
     Pages left by a crash, or by umount --keep, are served again. A dead kvfs mount at MNT is cleared first.
     """
-    path = mounts.resolve_mountpoint(mountpoint)
-    config = configuration.load_config(
-        path, {**flags, "options": options or None}, os.environ, Path(file) if file is not None else None
-    )
-    _check_numa(config)
-    warning = configuration.pool_warning(config, configuration.read_memory())
-    for line in (*([warning] if warning else []), *configuration.ssd_warnings(config)):
-        print(f"kvfs: warning: {line}", file=sys.stderr)
-    state = StateDirectory.for_mountpoint(path, config.state_dir)
-    _check_place(path, state)
-    _check_machine()
+    config, state = prepare(mountpoint, {**flags, "options": options or None}, file)
     if config.foreground:
         from kvfs.daemon import run
 
         run(config, state, manager=ServiceManager.from_environment(os.environ))
         return
-    _start(config, state)
-    _announce(config)
+    start(config, state)
+    announce(config)
+
+
+def prepare(
+    mountpoint: str, flags: Mapping[str, object], file: str | None = None
+) -> tuple[Config, StateDirectory]:
+    """What a mount would run with, by ``flags`` as given at a command line, and its state, not made yet.
+
+    Clears what a dead daemon left on the mountpoint. Raises KvfsError where nothing can be mounted there.
+    """
+    path = mounts.resolve_mountpoint(mountpoint)
+    config = configuration.load_config(path, flags, os.environ, Path(file) if file is not None else None)
+    _check_numa(config)
+    warning = configuration.pool_warning(config, configuration.read_memory())
+    if warning is not None:
+        print(f"kvfs: warning: {warning}", file=sys.stderr)
+    state = StateDirectory.for_mountpoint(path, config.state_dir)
+    _check_place(path, state)
+    _check_machine()
+    return config, state
 
 
 def _check_numa(config: Config) -> None:
@@ -197,7 +212,7 @@ def _check_machine() -> None:
         )
 
 
-def _start(config: Config, state: StateDirectory) -> None:
+def start(config: Config, state: StateDirectory) -> None:
     """Starts the daemon and waits until it serves; else raises its reason, and leaves nothing behind."""
     created = state.create()
     log = state.open_log()
@@ -265,7 +280,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _announce(config: Config) -> None:
+def announce(config: Config) -> None:
+    """Says on standard output what was mounted, and what is off."""
     for warning in configuration.ssd_warnings(config):
         print(f"kvfs: warning: {warning}", file=sys.stderr)
     words = [f"{config.mountpoint} serves {format_size(config.pool_bytes)} of DRAM"]
