@@ -6,6 +6,7 @@ what may be found if it is the last one; afterwards, what is there for certain.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -17,7 +18,8 @@ class Promises:
     have after a crash, None for nothing: all that it had in that time, since the SSD follows a little later.
     ``kept`` and ``stored``: versions that were seen sealed, and seen on the SSD; they outlive the daemon, and
     the machine, under one of the names that they had in that time. ``firm``: names that mean exactly one
-    version while DRAM is there, whatever the SSD did not follow.
+    version while DRAM is there, whatever the SSD did not follow. ``displaced``: versions of which another
+    took a name in that time. Where the SSD has one under that name still, and DRAM the other, DRAM is right.
     """
 
     def __init__(self) -> None:
@@ -26,12 +28,18 @@ class Promises:
         self.kept: set[int] = set()
         self.stored: set[int] = set()
         self.firm: dict[str, int] = {}
+        self.displaced: set[int] = set()
         self._names: defaultdict[int, set[str]] = defaultdict(set)
+
+    def _note(self, *words: object) -> None:
+        """For whoever looks into a failure."""
+        print(f"{time.monotonic():.4f}", *words)
 
     # Before a call
 
     def will_have(self, name: str, version: int | None) -> None:
         """A name is about to mean a version, or nothing."""
+        self._note(name, "will have", version)
         old = self.now.get(name)
         self.may[name] |= {old, version, None}
         self.firm.pop(name, None)
@@ -39,6 +47,7 @@ class Promises:
             self._may_end(name, old)
         if version is not None:
             self._names[version].add(name)
+            self.displaced |= {one for one, names in self._names.items() if name in names and one != version}
 
     def _may_end(self, name: str, version: int) -> None:
         if all(other == name for other, one in self.now.items() if one == version):
@@ -47,6 +56,7 @@ class Promises:
 
     def will_move(self, old: str, new: str) -> None:
         """What ``old`` means gets the name ``new`` in its place."""
+        self._note(old, "will be", new)
         version = self.now[old]
         was_kept, was_stored = version in self.kept, version in self.stored
         self.will_have(new, version)
@@ -70,22 +80,26 @@ class Promises:
 
     def is_sealed(self, name: str) -> None:
         """A name was seen to mean a page."""
+        self._note(name, "is sealed")
         self.kept.add(self.now[name])
         self.firm[name] = self.now[name]
 
     def is_stored(self, name: str) -> None:
         """The page was seen to be on the SSD."""
+        self._note(name, "is stored")
         self.kept.add(self.now[name])
         self.stored.add(self.now[name])
 
     def settled(self) -> None:
         """Both tiers have exactly what the program knows, and the SSD has all of it."""
+        self._note("settled")
         self._begin()
         self.stored = set(self.kept)
 
     def _begin(self) -> None:
         self.may.clear()
         self._names.clear()
+        self.displaced.clear()
         for name, version in self.now.items():
             self.may[name].add(version)
             self._names[version].add(name)
@@ -108,7 +122,7 @@ class Promises:
         ]
         broken += [
             f"version {version} is lost: it had the names {self._names[version]}"
-            for version in (self.kept if has_dram else self.stored)
+            for version in (self.kept - self.displaced if has_dram else self.stored)
             if all(found.get(name) != version for name in self._names[version])
         ]
         if has_dram:

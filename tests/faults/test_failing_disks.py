@@ -1,0 +1,289 @@
+"""A disk that hangs, fails or turns read-only below a mount: only who needs it hears so, and in time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.disks import Sickness, sick_disk, small_disk
+from tests.mounted.operations import pattern
+from tests.mounted.running import MIB, KvfsMount, wait_sealed, wait_until
+
+pytestmark = [pytest.mark.as_root, pytest.mark.deadline(120)]
+
+IO_TIMEOUT = 1.0
+AT_ONCE = 0.1
+SIZE = 2 * MIB
+
+
+def data(number: int) -> bytes:
+    return pattern(number, MIB) * (SIZE // MIB)
+
+
+class Mount(KvfsMount):
+    """A small pool on a disk of a test's own."""
+
+    def __init__(self, base: Path, disk: Path, pool_bytes: int = 64 * MIB) -> None:
+        ssd = ("--ssd", str(disk / "kvfs"), "--ssd-capacity", "200M", "--ssd-read-path", "direct")
+        super().__init__(
+            *(base / "mount", pool_bytes),
+            *(*ssd, "--settle", "0s", "--ssd-write-delay", "0s"),
+            *("--io-timeout", f"{IO_TIMEOUT}s", "--flush-timeout", "2s"),
+        )
+
+    def store(self, name: str, number: int) -> Path:
+        """A page that both tiers have."""
+        path = self.path / name
+        path.write_bytes(data(number))
+        wait_sealed(path)
+        wait_until(lambda: not self.status()["tiers"]["ssd"]["unstored"], 20, "the SSD has it")
+        return path
+
+    def store_cold(self, name: str, number: int) -> Path:
+        """A page that only the SSD has."""
+        path = self.store(name, number)
+        os.setxattr(path, "user.kvfs.evict", b"1")
+        return path
+
+    def tier(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.status()["tiers"][name]
+        return found
+
+    def is_troubled(self) -> bool:
+        return any("SSD" in line for line in self.status()["degraded"])
+
+    def wait_recovered(self) -> None:
+        """The SSD is tried again and again, and works at last."""
+        wait_until(lambda: not self.is_troubled(), 40, "the SSD works again")
+
+
+@pytest.fixture
+def base(scratch: Path, request: pytest.FixtureRequest) -> Path:
+    path = scratch / "".join(c if c.isalnum() else "-" for c in request.node.name)[:60]
+    path.mkdir()
+    return path
+
+
+@contextlib.contextmanager
+def serving(base: Path, disk: Path) -> Iterator[Mount]:
+    with Mount(base, disk) as mount:
+        yield mount
+        log = mount.log
+        mount.umount()
+    assert "Traceback" not in log, log
+
+
+@pytest.fixture
+def sick(base: Path) -> Iterator[tuple[Mount, Sickness]]:
+    with sick_disk(base) as (disk, sickness), serving(base, disk) as mount:
+        yield mount, sickness
+
+
+class Question(threading.Thread):
+    """A program that reads a file: ``error`` is the errno that it got, 0 for none, after ``seconds``."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self.error = 0
+        self.seconds = 0.0
+        self.content = b""
+        self.start()
+
+    def run(self) -> None:
+        began = time.monotonic()
+        try:
+            self.content = self._path.read_bytes()
+        except OSError as error:
+            self.error = error.errno or -1
+        self.seconds = time.monotonic() - began
+
+
+def require_quick_answers(mount: Mount, warm: Path, cold: Path, number: int) -> None:
+    """``ls``, ``df``, ``stat``, status and pages in DRAM, while a disk does not answer."""
+    for ask in (
+        lambda: os.listdir(mount.path),
+        lambda: os.statvfs(mount.path),
+        lambda: cold.stat(),
+        mount.status,
+        warm.read_bytes,
+        lambda: (mount.path / f"new-{number}").write_bytes(b"new" * 1000),
+        lambda: (mount.path / "absent").exists(),
+    ):
+        began = time.monotonic()
+        ask()
+        seconds = time.monotonic() - began
+        assert seconds < AT_ONCE, f"{seconds:.3f} s"
+
+
+def test_a_disk_that_hangs_lets_only_those_wait_who_read_from_it(sick: tuple[Mount, Sickness]) -> None:
+    """ETIMEDOUT for them at the deadline; ls, df, stat and status answer meanwhile as always."""
+    mount, sickness = sick
+    cold, warm = mount.store_cold("cold", 1), mount.store("warm", 2)
+    with sickness.during("hangs"):
+        question = Question(cold)
+        number = 0
+        while question.is_alive():
+            require_quick_answers(mount, warm, cold, number)
+            number += 1
+        assert number > 5
+        assert question.error == errno.ETIMEDOUT
+        assert question.seconds < IO_TIMEOUT + 1
+        assert mount.is_troubled()
+        later = Question(cold)
+        later.join()
+        assert later.error in (errno.EIO, errno.ETIMEDOUT)
+        assert later.seconds < AT_ONCE, "it is known to fail: nobody waits for it again"
+        assert warm.read_bytes() == data(2)
+    wait_until(lambda: reads(cold, 1), 40, "it is tried again, and works")
+    mount.wait_recovered()
+    assert "corrupt" not in mount.status()["misses"]
+
+
+def reads(path: Path, number: int) -> bool:
+    """Whether a page can be read now; other bytes than were stored are never an answer."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.ETIMEDOUT):
+            raise
+        return False
+    assert content == data(number)
+    return True
+
+
+def test_a_disk_that_hangs_is_asked_less_and_less(sick: tuple[Mount, Sickness]) -> None:
+    """Whoever reads meanwhile hears at once; one in a while is let through, after ever longer pauses."""
+    mount, sickness = sick
+    cold = mount.store_cold("cold", 1)
+    began, tried = time.monotonic(), []
+    with sickness.during("hangs"):
+        while time.monotonic() < began + 12:
+            question = Question(cold)
+            question.join()
+            assert question.error in (errno.EIO, errno.ETIMEDOUT)
+            if question.seconds > IO_TIMEOUT / 2:
+                tried.append(time.monotonic() - began)
+            time.sleep(0.05)
+    assert 2 <= len(tried) <= 5, tried
+    pauses = [later - earlier for earlier, later in pairwise(tried)]
+    assert pauses == sorted(pauses), tried
+    wait_until(lambda: reads(cold, 1), 40, "it works again")
+
+
+def test_writers_hardly_notice_a_disk_that_hangs(sick: tuple[Mount, Sickness]) -> None:
+    """More than DRAM holds is written while nothing can go down; it leaves as without an SSD."""
+    mount, sickness = sick
+    cold = mount.store_cold("cold", 1)
+    with sickness.during("hangs"):
+        slowest = 0.0
+        for number in range(60):
+            began = time.monotonic()
+            (mount.path / f"{number:02}").write_bytes(data(number))
+            slowest = max(slowest, time.monotonic() - began)
+        assert slowest < 2 * IO_TIMEOUT + 1, f"{slowest:.1f} s"
+        assert (mount.path / "59").read_bytes() == data(59)
+        assert mount.is_troubled()
+    wait_until(lambda: reads(cold, 1), 40, "it works again")
+    mount.wait_recovered()
+    mount.store("after", 3)
+
+
+def test_a_disk_that_fails_to_read_is_an_error_and_no_miss(sick: tuple[Mount, Sickness]) -> None:
+    """EIO; the name stays, nothing is quarantined, and the page is there when the disk is well again."""
+    mount, sickness = sick
+    cold, warm = mount.store_cold("cold", 1), mount.store("warm", 2)
+    with sickness.during("fails"):
+        for _ in range(3):
+            with pytest.raises(OSError) as caught:  # noqa: PT011
+                cold.read_bytes()
+            assert caught.value.errno == errno.EIO
+        assert cold.stat().st_size == SIZE
+        assert warm.read_bytes() == data(2)
+        assert mount.is_troubled()
+    wait_until(lambda: reads(cold, 1), 40, "it is tried again, and works")
+    mount.wait_recovered()
+    assert mount.tier("ssd")["damaged"] == {}
+
+
+def test_a_disk_that_fails_to_write_keeps_pages_in_dram(sick: tuple[Mount, Sickness]) -> None:
+    """What it cannot take stays above; what it has is served; later it takes what is new."""
+    mount, sickness = sick
+    cold = mount.store_cold("cold", 1)
+    with sickness.during("fails-to-write"):
+        paths = [mount.path / f"{number:02}" for number in range(8)]
+        for number, path in enumerate(paths):
+            path.write_bytes(data(number))
+        wait_sealed(*paths)
+        wait_until(mount.is_troubled, 10, "the SSD is shown to fail")
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            os.setxattr(paths[0], "user.kvfs.evict", b"1")
+        assert caught.value.errno == errno.EIO
+        for number, path in enumerate(paths):
+            assert path.read_bytes() == data(number)
+    wait_until(lambda: reads(cold, 1), 40, "the disk is tried again")
+    for number, path in enumerate(paths):
+        wait_until(lambda path=path: evicts(path), 40, "the SSD takes it now")  # type: ignore[misc]
+        assert path.read_bytes() == data(number)
+
+
+def evicts(path: Path) -> bool:
+    try:
+        os.setxattr(path, "user.kvfs.evict", b"1")
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.EBUSY):
+            raise
+        return False
+    return True
+
+
+def test_a_disk_that_turns_read_only_serves_what_it_has(base: Path) -> None:
+    """Names change meanwhile, and are followed when it can be written again."""
+    with small_disk(base, "ext4", 256) as disk, serving(base, disk) as mount:
+        cold, moved = mount.store_cold("cold", 1), mount.store_cold("moved", 2)
+        hold_read_only(disk)
+        try:
+            new = mount.path / "new"
+            new.write_bytes(data(3))
+            wait_sealed(new)
+            wait_until(mount.is_troubled, 10, "the SSD is shown to fail")
+            moved.rename(mount.path / "elsewhere")
+            for name, number in (("cold", 1), ("elsewhere", 2), ("new", 3)):
+                began = time.monotonic()
+                wait_until(lambda: reads(mount.path / name, number), 10, f"{name} is served")  # noqa: B023
+                assert time.monotonic() - began < 3 * IO_TIMEOUT
+        finally:
+            remount(disk, "rw")
+        wait_until(lambda: not mount.tier("ssd")["waiting_changes"], 40, "the SSD follows")
+        assert (disk / "kvfs/elsewhere").exists()
+        assert not (disk / "kvfs/moved").exists()
+        wait_until(lambda: evicts(new), 40, "the SSD takes pages again")
+        assert new.read_bytes() == data(3)
+        assert cold.read_bytes() == data(1)
+
+
+def remount(disk: Path, mode: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{mode}", str(disk)], check=True, timeout=60)
+
+
+def hold_read_only(disk: Path) -> None:
+    """It cannot be done while somebody writes."""
+
+    def attempt() -> bool:
+        try:
+            remount(disk, "ro")
+        except subprocess.CalledProcessError:
+            return False
+        return True
+
+    wait_until(attempt, 20, "the disk is read-only")
