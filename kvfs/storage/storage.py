@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -276,9 +277,8 @@ class Storage:
 
         try:
             with trio.move_on_after(self.io_timeout):
-                answer = await trio.to_thread.run_sync(call, limiter=self._questions, abandon_on_cancel=True)
-                self.succeeded()
-                return answer
+                # Not a success of a disk that failed: names and attributes may come from the kernel's memory.
+                return await trio.to_thread.run_sync(call, limiter=self._questions, abandon_on_cancel=True)
         except (FileNotFoundError, NotADirectoryError):
             raise  # the disk works: it says that there is no such file
         except OSError as error:
@@ -306,6 +306,10 @@ class Storage:
         """Room for a page of ``size`` bytes, by evicting what is worth less if need be. Raises TierFull,
         NotWanted, TierUncounted, NotStorable."""
         async with self._making_room:  # what one has made room for, no other takes
+            with suppress(TierFull):
+                return self.tier.reserve(size)
+            # Others may have taken and freed what is on this disk since it was asked last.
+            await self._in_thread(lambda _: self.tier.refresh_room(), b"")
             try:
                 return self.tier.reserve(size)
             except TierFull as error:
