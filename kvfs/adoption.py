@@ -97,4 +97,5 @@ def _digest(found: Found) -> Digest | None:
 def _drop(pool: Pool, found: Found) -> None:
     pool.counters.dropped_at_start += 1
     if not found.is_directory:
-        pool.tier.unlink(found.path)
+        with pool.tier.keeping_times([found.path.rpartition(b"/")[0]]):
+            pool.tier.unlink(found.path)

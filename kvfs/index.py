@@ -32,11 +32,13 @@ class Entry:
     ``stored`` is None while the SSD has no copy of a page; see `kvfs.storage`. ``parent`` is None once the
     last name is gone. ``size`` is the page's size in bytes and 0 for a draft;
     ``lookups`` counts how often the kernel was told of the number, but
-    for what the face counted since it was last asked. ``ready_id`` is the backing id of a page
-    that the channel can open although we hold no descriptor of it.
+    for what the face counted since it was last asked. ``changed_ns`` is when a program last changed something
+    of the entry other than its bytes and its place: ns since 1970, 0 for not since the start.
+    ``ready_id`` is the backing id of a page that the channel can open although we hold no descriptor of it.
     """
 
     __slots__ = (
+        "changed_ns",
         "colder",
         "hits",
         "holding",
@@ -62,6 +64,7 @@ class Entry:
         self.size = 0
         self.hits = 0
         self.lookups = 0
+        self.changed_ns = 0
         self.links: dict[tuple[Directory, bytes], None] | None = None
         """The further names, in a dictionary because there may be thousands of them."""
         self.holding: Holding | None = None

@@ -67,6 +67,7 @@ class Naming:
             raise
         finally:
             os.close(fd)
+        pool.directories.use(parent)
         return pool.index.add(parent, name, owner, OTHER)
 
     def create_directory(self, parent: Directory, name: bytes, owner: Owner) -> Entry:
@@ -75,6 +76,7 @@ class Naming:
         pool.tier.mkdir(path)
         pool.tier.set_attribute(path, OWNER, owner.format().encode())
         pool.history.make_directory(path, owner)
+        pool.directories.use(parent)
         return pool.index.add(parent, name, owner, OTHER)
 
     def _require_linked(self, directory: Directory) -> None:
@@ -97,12 +99,15 @@ class Naming:
         path = self._new_path(parent, name)
         if entry.parent is None:
             raise NoSuchPage("the file was removed")
-        if not _is_stored(entry):
+        if _is_stored(entry):
+            pool.directories.touch(parent)
+        else:
             pool.tier.link(entry.path(), path)
+            pool.directories.use(parent)
         if entry.stored is not None:
             pool.history.link(entry.path(), path)
         pool.index.add_link(entry, parent, name)
-        pool.idle.changed(entry)
+        pool.changed(entry)
 
     # Names that go or move
 
@@ -112,7 +117,9 @@ class Naming:
         path, entry = parent.child_path(name), parent.children.get(name)
         if entry is not None:
             pool.idle.secure(entry)
-        if not _is_stored(entry):
+        if _is_stored(entry):
+            pool.directories.touch(parent)
+        else:
             try:
                 pool.tier.unlink(path)
             except FileNotFoundError:
@@ -122,7 +129,10 @@ class Naming:
         if entry is not None and entry.stored is not None:
             pool.history.unlink(path)
         pool.directories.use(parent)
-        return pool.detached(pool.index.remove(parent, name))
+        removed = pool.index.remove(parent, name)
+        if removed.parent is not None:  # it has another name
+            pool.changed(removed)
+        return pool.detached(removed)
 
     def remove_directory(self, parent: Directory, name: bytes) -> None:
         pool = self._pool
@@ -134,6 +144,7 @@ class Naming:
             if name not in parent.children:
                 raise
         pool.history.remove_directory(path)
+        pool.directories.use(parent)
         pool.detached(pool.index.remove(parent, name))
 
     def rename(self, old: Directory, old_name: bytes, new: Directory, new_name: bytes, flags: int) -> int:
@@ -157,6 +168,10 @@ class Naming:
         if one is None:
             raise NoSuchPage("the tier knew a name that the index did not")
         step("rename.dram")
+        for directory in (old, new):
+            pool.directories.use(directory)
+            if _is_stored(one) or _is_stored(other):
+                pool.directories.touch(directory)
         if one is not other:
             self._rename_on_ssd(one, old.child_path(old_name), other, new.child_path(new_name), flags)
         step("rename.queued")
@@ -168,8 +183,6 @@ class Naming:
             return -1
         if one is other:  # two hard links of one file: POSIX leaves both
             return -1
-        pool.directories.use(old)
-        pool.directories.use(new)
         replaced = pool.index.move(old, old_name, new, new_name)
         pool.idle.changed(one)
         return -1 if replaced is None else pool.detached(replaced)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -19,7 +19,7 @@ from kvfs.errors import (
     StalePage,
 )
 from kvfs.holding import Holding
-from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Entry
+from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import DIGEST, OWNER, SPARSE, Digest, shown
 from kvfs.sealing import digest_file, lease_is_free
 from kvfs.sizes import format_size
@@ -223,21 +223,24 @@ class Openings:
                     pool.tier.set_attribute(new_fd, name, pool.tier.get_attribute(old_fd, name))
             if entry.parent is None:
                 raise StalePage("the page was removed meanwhile")
-            self._take_names(entry, temporary, stack)
+            with self._unseen(*(parent for parent, _ in entry.names())):
+                self._take_names(entry, temporary, stack)
 
     def _create_temporary(self) -> tuple[bytes, int]:
         """A new file whose name no user has taken, and its descriptor."""
         while True:
             self._serial += 1
             temporary = b".kvfs-draft-%d" % self._serial
-            try:
+            with suppress(FileExistsError), self._unseen():
                 return temporary, self._pool.tier.create(temporary)
-            except FileExistsError:
-                continue
 
     def _remove_if_there(self, temporary: bytes) -> None:
-        with suppress(FileNotFoundError):  # as a rule it has the name of a page by now
+        with suppress(FileNotFoundError), self._unseen():  # as a rule it has the name of a page by now
             self._pool.tier.unlink(temporary)
+
+    def _unseen(self, *parents: Directory) -> AbstractContextManager[None]:
+        """Around what becomes of temporaries."""
+        return self._pool.directories.unseen(self._pool.index.root, *parents)
 
     def _take_names(self, entry: Entry, temporary: bytes, stack: ExitStack) -> None:
         """Gives every name of a page to the file ``temporary``: on the tier, in the index, in the kernel.

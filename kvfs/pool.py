@@ -167,7 +167,7 @@ class Pool:
         self.idle.secure(entry)
         for parent, name in entry.names():
             path = parent.child_path(name)
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError), self.directories.unseen(parent):
                 if isinstance(entry, Directory):
                     self.tier.rmdir(path)
                 elif entry.state != STORED:
@@ -263,7 +263,7 @@ class Pool:
         """A page that nobody uses, with this status, is from now on only on the SSD."""
         assert self.storage is not None
         for parent, name in entry.names():
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError), self.directories.unseen(parent):
                 self.tier.unlink(parent.child_path(name))
         self.leave_order(entry)
         self.storage.demoted(entry, described.pack_status(status))
@@ -399,23 +399,28 @@ class Pool:
             target: bytes | int = entry.path() if entry.holding is None else entry.holding.read_fd
             self.tier.set_attribute(target, OWNER, owner.format().encode())
         entry.owner = self.index.intern(owner)
+        self.changed(entry)
+
+    def changed(self, entry: Entry) -> None:
+        """A program changed something of an entry other than its bytes: the channel tells of that too."""
+        entry.changed_ns = time.time_ns()
         if isinstance(entry, Directory):
             self.directories.changed(entry)
-        if entry.holding is not None:
+        elif entry.holding is not None:
             self.face.publish(entry)
-        self.idle.changed(entry)
+        else:
+            self.idle.changed(entry)
 
     def set_times(self, entry: Entry, access_ns: int, modification_ns: int) -> None:
         if entry.parent is not None and entry.stored is not None:
             self.history.set_times(entry.path(), access_ns, modification_ns)
         if entry.state == STORED and entry.stored is not None:
-            entry.stored = described.with_times(entry.stored, access_ns, modification_ns, time.time_ns())
+            entry.stored = described.with_times(entry.stored, access_ns, modification_ns)
         elif entry.holding is not None:
             os.utime(entry.holding.read_fd, ns=(access_ns, modification_ns))
-            self.face.publish(entry)
         else:
             self.tier.utime(entry.path(), (access_ns, modification_ns))
-            self.idle.changed(entry)
+        self.changed(entry)
 
     @property
     def pages(self) -> int:

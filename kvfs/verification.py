@@ -192,9 +192,9 @@ class Verifier:
         assert pool.storage is not None
         names = entry.names()
         pool.idle.secure(entry)
-        for path in _paths(entry):
-            with suppress(FileNotFoundError):
-                pool.tier.unlink(path)
+        for parent, name in names:
+            with suppress(FileNotFoundError), pool.directories.unseen(parent):
+                pool.tier.unlink(parent.child_path(name))
         entry.stored = None  # the copy on the SSD is the other entry's
         pool.abandon(entry, names)
         (parent, name), *links = names

@@ -85,7 +85,7 @@ enum record_flags {
 
 /* What stat tells of a page of which we hold no descriptor. */
 struct description {
-    int64_t atime_ns, mtime_ns, ctime_ns;
+    int64_t atime_ns, mtime_ns;
     uint64_t size, blocks;
     uint32_t links, block_size;
 };
@@ -97,6 +97,7 @@ struct record {
     int32_t write_fd;   /* -1: nobody has it open for writing */
     uint32_t flags;
     uint32_t mode, uid, gid;
+    int64_t changed_ns; /* when it was changed itself, and not its bytes or names */
     uint32_t opens;   /* handles given here and not yet released */
     uint32_t hits;    /* opens since Python last collected them */
     uint32_t lookups; /* how often the kernel was told of the node here since Python last asked */
@@ -198,7 +199,8 @@ struct channel {
 
 /* Bounds-checked; NULL for a node beyond the table. Caller holds channel->lock. */
 struct record *channel_record(struct channel *channel, uint64_t nodeid);
-/* stat of the node's file, by its descriptor or its description; false if nothing is known. Caller holds the lock. */
+/* What the mount tells of the node's file, which is known by its descriptor or its description; false if by neither.
+ * Caller holds the lock. */
 bool channel_status(const struct record *record, struct stat *status);
 /* To libfuse; false once it no longer reads. */
 bool channel_forward(struct channel *channel, const void *message, size_t length);

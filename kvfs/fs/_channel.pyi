@@ -24,6 +24,7 @@ class Channel:
         mode: int,
         uid: int,
         gid: int,
+        changed_ns: int,
         /,
     ) -> None: ...
     def describe(
@@ -35,7 +36,6 @@ class Channel:
         block_size: int,
         atime_ns: int,
         mtime_ns: int,
-        ctime_ns: int,
         /,
     ) -> None: ...
     def withdraw(self, node: int, /) -> int: ...

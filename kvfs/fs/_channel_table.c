@@ -16,7 +16,12 @@ static struct timespec time_of(int64_t ns) {
     return (struct timespec){(ns - fraction) / NANOSECONDS, fraction};
 }
 
-bool channel_status(const struct record *record, struct stat *status) {
+static struct timespec later(struct timespec one, struct timespec other) {
+    bool after = one.tv_sec != other.tv_sec ? one.tv_sec > other.tv_sec : one.tv_nsec > other.tv_nsec;
+    return after ? one : other;
+}
+
+static bool read_status(const struct record *record, struct stat *status) {
     const struct description *description = &record->description;
     if (!(record->flags & RECORD_KNOWN))
         return false;
@@ -31,7 +36,16 @@ bool channel_status(const struct record *record, struct stat *status) {
     status->st_blksize = description->block_size;
     status->st_atim = time_of(description->atime_ns);
     status->st_mtim = time_of(description->mtime_ns);
-    status->st_ctim = time_of(description->ctime_ns);
+    return true;
+}
+
+/* Python tells the same: entry_attributes in attributes.py. */
+bool channel_status(const struct record *record, struct stat *status) {
+    if (!read_status(record, status))
+        return false;
+    status->st_ctim = later(status->st_mtim, time_of(record->changed_ns));
+    if (S_ISDIR(record->mode))
+        status->st_size = 0;
     return true;
 }
 
@@ -44,7 +58,9 @@ PyObject *channel_publish(ChannelObject *self, PyObject *args) {
     unsigned long long node;
     int read_fd, write_fd, backing_id, sealed;
     unsigned int mode, uid, gid;
-    if (!PyArg_ParseTuple(args, "KiiipIII", &node, &read_fd, &write_fd, &backing_id, &sealed, &mode, &uid, &gid))
+    long long changed_ns;
+    if (!PyArg_ParseTuple(args, "KiiipIIIL", &node, &read_fd, &write_fd, &backing_id, &sealed, &mode, &uid, &gid,
+                          &changed_ns))
         return NULL;
     pthread_mutex_lock(&self->channel->lock);
     struct record *record = channel_record(self->channel, node);
@@ -56,6 +72,7 @@ PyObject *channel_publish(ChannelObject *self, PyObject *args) {
         record->mode = mode;
         record->uid = uid;
         record->gid = gid;
+        record->changed_ns = changed_ns;
         record->flags = (record->flags & kept) | RECORD_KNOWN | (sealed ? RECORD_SEALED : 0);
     }
     pthread_mutex_unlock(&self->channel->lock);
@@ -67,14 +84,13 @@ PyObject *channel_publish(ChannelObject *self, PyObject *args) {
 PyObject *channel_describe(ChannelObject *self, PyObject *args) {
     unsigned long long node, size, blocks;
     unsigned int links, block_size;
-    long long atime_ns, mtime_ns, ctime_ns;
-    if (!PyArg_ParseTuple(args, "KKKIILLL", &node, &size, &blocks, &links, &block_size, &atime_ns, &mtime_ns, &ctime_ns))
+    long long atime_ns, mtime_ns;
+    if (!PyArg_ParseTuple(args, "KKKIILL", &node, &size, &blocks, &links, &block_size, &atime_ns, &mtime_ns))
         return NULL;
     pthread_mutex_lock(&self->channel->lock);
     struct record *record = channel_record(self->channel, node);
     if (record) {
-        record->description =
-            (struct description){atime_ns, mtime_ns, ctime_ns, size, blocks, links, block_size};
+        record->description = (struct description){atime_ns, mtime_ns, size, blocks, links, block_size};
         record->flags |= RECORD_DESCRIBED;
     }
     pthread_mutex_unlock(&self->channel->lock);

@@ -43,7 +43,10 @@ def entry_attributes(entry: Entry, status: os.stat_result) -> pyfuse3.EntryAttri
     attributes.st_blksize = status.st_blksize
     attributes.st_atime_ns = status.st_atime_ns
     attributes.st_mtime_ns = status.st_mtime_ns
-    attributes.st_ctime_ns = status.st_ctime_ns
+    # The tier's own also tells of sealing, of pages that move between tiers, and of names that only DRAM has.
+    attributes.st_ctime_ns = max(entry.changed_ns, status.st_mtime_ns)
+    if entry.is_directory:
+        attributes.st_size = 0
     attributes.entry_timeout = CACHE_SECONDS
     if entry.state == DRAFT:
         attributes.attr_timeout = 0
@@ -95,7 +98,7 @@ class ExtendedAttributes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if entry.state != STORED:
             self._pool.tier.set_attribute(self._target(entry), name, value)
-            self._pool.idle.changed(entry)
+        self._pool.changed(entry)
         if entry.stored is not None or (entry.is_directory and entry.parent is not None):
             self._pool.history.set_attribute(entry.path(), name, value)
 
@@ -113,7 +116,7 @@ class ExtendedAttributes:
             await self._read(entry, name)  # or it is missing
         else:
             self._pool.tier.remove_attribute(self._target(entry), name)
-            self._pool.idle.changed(entry)
+        self._pool.changed(entry)
         if entry.stored is not None or (entry.is_directory and entry.parent is not None):
             self._pool.history.remove_attribute(entry.path(), name)
 

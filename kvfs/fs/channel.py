@@ -113,11 +113,14 @@ class KernelChannel:
             owner.mode,
             owner.uid,
             owner.gid,
+            entry.changed_ns,
         )
 
     def publish_directory(self, directory: Directory, fd: int) -> None:
         owner = directory.owner
-        self._native.publish(directory.number, fd, -1, 0, False, owner.mode, owner.uid, owner.gid)
+        self._native.publish(
+            directory.number, fd, -1, 0, False, owner.mode, owner.uid, owner.gid, directory.changed_ns
+        )
 
     def _backing_id(self, fd: int) -> int:
         """An id, or -1: all opens of a file that are alive at once must agree, so it is not tried again."""
@@ -140,7 +143,6 @@ class KernelChannel:
             status.st_blksize,
             status.st_atime_ns,
             status.st_mtime_ns,
-            status.st_ctime_ns,
         )
 
     def withdraw(self, entry: Entry) -> int:

@@ -13,6 +13,7 @@ from kvfs.page import DIGEST, OWNER, Digest, Owner
 from kvfs.sizes import format_count, format_size
 from kvfs.storage import described
 from kvfs.storage.described import RESIDENT
+from kvfs.storage.directory_times import recorded_ns
 from kvfs.tiers.ssd_directory import is_ours
 from kvfs.tiers.ssd_names import is_reserved
 from kvfs.tiers.ssd_record import Record
@@ -84,8 +85,10 @@ class Adoption:
         owner = found.record.owner
         if owner is None or not stat.S_ISDIR(owner.mode):
             owner = Owner(stat.S_IFDIR | 0o755, os.geteuid(), os.getegid())
-        pool.tier.mkdir(found.path)
+        with pool.directories.unseen(parent):
+            pool.tier.mkdir(found.path)
         pool.tier.set_attribute(found.path, OWNER, owner.format().encode())
+        pool.tier.utime(found.path, (found.atime_ns, recorded_ns(found.attributes, found.mtime_ns)))
         pool.index.add(parent, name, owner, OTHER)
 
     def _adopt_page(self, parent: Directory, name: bytes, found: Stored) -> None:
@@ -110,9 +113,7 @@ class Adoption:
         entry = pool.index.add(parent, name, owner, STORED)
         entry.size = pool.index.intern_size(digest.size)
         entry.hits = found.record.hits
-        entry.stored = described.pack(
-            found.size, found.blocks, found.atime_ns, found.mtime_ns, found.mtime_ns
-        )
+        entry.stored = described.pack(found.size, found.blocks, found.atime_ns, found.mtime_ns)
         storage.order.add(entry)
         if found.links > 1:
             self._by_inode[found.inode] = entry

@@ -120,13 +120,12 @@ class Promotions:
 
     def _create_temporary(self) -> tuple[bytes, int]:
         """A new file whose name no user has taken, and its descriptor."""
+        pool = self._storage.pool
         while True:
             self._serial += 1
             temporary = b".kvfs-promotion-%d" % self._serial
-            try:
-                return temporary, self._storage.pool.tier.create(temporary)
-            except FileExistsError:
-                continue
+            with suppress(FileExistsError), pool.directories.unseen(pool.index.root):
+                return temporary, pool.tier.create(temporary)
 
     async def _copy(self, source: int, target: int, size: int) -> Digest:
         """The bytes, and their digest. Raises TimedOut, and OSError where the disk fails."""
@@ -158,7 +157,8 @@ class Promotions:
         os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
         step("promote.described")
         paths = [parent.child_path(name) for parent, name in entry.names()]
-        with ExitStack() as undo:
+        parents = (parent for parent, _ in entry.names())
+        with pool.directories.unseen(pool.index.root, *parents), ExitStack() as undo:
             tier.rename(temporary, paths[0])
             undo.callback(tier.unlink, paths[0])
             step("promote.renamed")
@@ -171,6 +171,7 @@ class Promotions:
         step("promote.installed")
         entry.state, entry.stored = SEALED, RESIDENT
         pool.policy.add(entry)
+        pool.lifetimes.arrived(entry)
         pool.evictor.note_size(entry.size)
 
     def _damaged(self, entry: Entry, reason: str) -> None:

@@ -24,6 +24,7 @@ from kvfs.policy.admission import Admission, WritePolicy
 from kvfs.storage.adoption import Adoption, look
 from kvfs.storage.demotion import Demotions
 from kvfs.storage.described import RESIDENT
+from kvfs.storage.directory_times import DirectoryTimes
 from kvfs.storage.history import History
 from kvfs.storage.promotion import Promotions
 from kvfs.storage.unstored import Unstored
@@ -107,6 +108,7 @@ class Storage:
         self._making_room = trio.Lock()
         self.on_walked: Callable[[], None] = lambda: None
         """Called once the walk is over."""
+        self.directory_times = DirectoryTimes(self)
         pool.storage = self
         pool.history = self.history
 
@@ -116,6 +118,7 @@ class Storage:
         nursery.start_soon(self.demotions.run, nursery)
         nursery.start_soon(self._walk)
         nursery.start_soon(self._note_uses)
+        nursery.start_soon(self.directory_times.run)
         nursery.start_soon(self.wear.run)
 
     async def _note_uses(self) -> None:
@@ -127,6 +130,7 @@ class Storage:
     def note_all_uses(self) -> None:
         """At a clean end."""
         self._record(self.uses.take_all())
+        self.directory_times.record_all()
 
     def _record(self, used: list[tuple[Entry, int]]) -> None:
         uses = [
@@ -140,6 +144,7 @@ class Storage:
     async def _walk(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_walk, nursery.cancel_scope)
+            await self.directory_times.restore_root()
             await self.adoption.run()
             nursery.cancel_scope.cancel()
         self.walked.set()
@@ -212,9 +217,10 @@ class Storage:
         pool = self.pool
         (parent, name), *links = entry.names()
         path = parent.child_path(name)
-        os.close(pool.tier.create(path))
-        for further_parent, further_name in links:
-            pool.tier.link(path, further_parent.child_path(further_name))
+        with pool.directories.unseen(*(directory for directory, _ in entry.names())):
+            os.close(pool.tier.create(path))
+            for further_parent, further_name in links:
+                pool.tier.link(path, further_parent.child_path(further_name))
         pool.leave_order(entry)
         self.forget_copy(entry)
         entry.state, entry.size = DRAFT, 0

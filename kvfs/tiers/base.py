@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -173,6 +174,22 @@ class Tier:
     def list(self, path: bytes) -> Names:
         """The names in a directory, in no order, without "." and ".."."""
         return os.listdir(self._directories.get(path).proc)
+
+    @contextmanager
+    def keeping_times(self, paths: Iterable[bytes]) -> Iterator[None]:
+        """Around changes of names that are not to show in the times of the directories at ``paths``, as far as
+        those exist before and afterwards."""
+        times = {}
+        for path in paths:
+            with suppress(FileNotFoundError):
+                status = self.stat(path)
+                times[path] = (status.st_atime_ns, status.st_mtime_ns)
+        try:
+            yield
+        finally:
+            for path, ns in times.items():
+                with suppress(FileNotFoundError):
+                    self.utime(path, ns)
 
     # Attributes
 

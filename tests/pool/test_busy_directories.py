@@ -17,7 +17,7 @@ from tests.pool.files import page
 
 async def test_a_directory_is_told_of_once_something_is_made_in_it(pool: Pool, face: KernelFace) -> None:
     directory = files.mkdir(pool, b"directory")
-    assert face.directories == {}
+    assert set(face.directories) == {pool.index.root.number}
     await page(pool, b"page", b"bytes", directory)
     fd = face.directories[directory.number]
     assert os.path.samestat(os.fstat(fd), pool.status(directory))
@@ -41,7 +41,7 @@ async def test_a_change_of_owner_is_told(pool: Pool, face: KernelFace) -> None:
     await page(pool, b"page", b"bytes", directory)
     fd = face.directories.pop(directory.number)
     pool.set_owner(directory, Owner(stat.S_IFDIR | 0o700, 7, 8))
-    assert face.directories == {directory.number: fd}
+    assert face.directories[directory.number] == fd
 
 
 async def test_so_many_keep_a_descriptor(

@@ -204,10 +204,10 @@ class PublishedFiles:
         self.publish_draft()
 
     def publish_page(self, *, backing_id: int = 0, sealed: bool = True) -> None:
-        self.channel.publish(PAGE, self.page, -1, backing_id, sealed, MODE, UID, GID)
+        self.channel.publish(PAGE, self.page, -1, backing_id, sealed, MODE, UID, GID, 0)
 
     def publish_draft(self, backing_id: int = 0) -> None:
-        self.channel.publish(DRAFT, self.draft, self.draft_writable, backing_id, False, MODE, UID, GID)
+        self.channel.publish(DRAFT, self.draft, self.draft_writable, backing_id, False, MODE, UID, GID, 0)
 
     def content(self) -> bytes:
         return os.pread(self.draft, 1 << 20, 0)

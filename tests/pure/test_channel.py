@@ -120,6 +120,27 @@ def test_a_created_file_gets_its_backing_file(wire: Wire, files: PublishedFiles)
 # Attributes
 
 
+@pytest.mark.parametrize("nanoseconds", [-1, 0, 1])
+def test_the_time_of_change_is_the_last_of_the_bytes_or_of_the_rest(
+    wire: Wire, files: PublishedFiles, nanoseconds: int
+) -> None:
+    modified = 987_654_321_000_000_001
+    os.utime(files.page, ns=(1, modified))
+    for changed in (modified + nanoseconds, modified + nanoseconds * 10**9):
+        wire.channel.publish(PAGE, files.page, -1, 0, True, MODE, UID, GID, changed)
+        fields = ATTR_OUT.unpack(wire.ask(fuse.GETATTR, PAGE, bytes(16)).payload)
+        assert fields[8] * 10**9 + fields[11] == max(modified, changed)
+
+
+def test_the_size_of_a_directory_says_nothing(wire: Wire, tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    wire.channel.publish(UNKNOWN, fd, -1, 0, False, stat.S_IFDIR | 0o755, UID, GID, 0)
+    fields = ATTR_OUT.unpack(wire.ask(fuse.GETATTR, UNKNOWN, bytes(16)).payload)
+    assert fields[4] == 0
+    assert fields[12] == stat.S_IFDIR | 0o755
+    os.close(fd)
+
+
 @pytest.mark.parametrize(("node", "valid"), [(PAGE, 3600), (DRAFT, 0)])
 def test_attributes_of_what_is_held_are_those_of_the_file(
     wire: Wire, files: PublishedFiles, node: int, valid: int
@@ -137,11 +158,11 @@ def test_attributes_of_what_is_held_are_those_of_the_file(
         status.st_blocks,
         *(
             nanoseconds // 10**9
-            for nanoseconds in (status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns)
+            for nanoseconds in (status.st_atime_ns, status.st_mtime_ns, status.st_mtime_ns)
         ),
         *(
             nanoseconds % 10**9
-            for nanoseconds in (status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns)
+            for nanoseconds in (status.st_atime_ns, status.st_mtime_ns, status.st_mtime_ns)
         ),
         MODE,
         1,
@@ -155,13 +176,13 @@ def test_attributes_of_what_is_held_are_those_of_the_file(
 def test_attributes_of_anything_else_are_passed_on(wire: Wire, files: PublishedFiles) -> None:
     for node in (1, UNKNOWN, 1 << 40):
         wire.pass_on(fuse.GETATTR, node, bytes(16))
-    wire.channel.publish(UNKNOWN, 1 << 20, -1, 0, False, MODE, UID, GID)  # a descriptor that is closed
+    wire.channel.publish(UNKNOWN, 1 << 20, -1, 0, False, MODE, UID, GID, 0)  # a descriptor that is closed
     wire.pass_on(fuse.GETATTR, UNKNOWN, bytes(16))
     wire.channel.forget(UNKNOWN)
 
 
 def test_a_change_of_owner_is_seen_at_once(wire: Wire, files: PublishedFiles) -> None:
-    wire.channel.publish(PAGE, files.page, -1, 0, True, stat.S_IFREG | 0o400, 5, 6)
+    wire.channel.publish(PAGE, files.page, -1, 0, True, stat.S_IFREG | 0o400, 5, 6, 0)
     fields = ATTR_OUT.unpack(wire.ask(fuse.GETATTR, PAGE, bytes(16)).payload)
     assert fields[12:16] == (stat.S_IFREG | 0o400, 1, 5, 6)
 
@@ -261,7 +282,7 @@ def test_an_interruption_has_no_reply(wire: Wire, files: PublishedFiles) -> None
 
 def test_calls_that_name_a_node_beyond_the_table(wire: Wire) -> None:
     with pytest.raises(IndexError):
-        wire.channel.publish(4096, 0, -1, 0, True, MODE, UID, GID)
+        wire.channel.publish(4096, 0, -1, 0, True, MODE, UID, GID, 0)
     for node in (4096, (1 << 64) - 1):
         assert wire.channel.withdraw(node) == 0
         assert wire.channel.opens(node) == 0

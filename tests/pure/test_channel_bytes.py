@@ -87,8 +87,8 @@ def test_seeking_for_holes(wire: Wire, files: PublishedFiles) -> None:
 
 def test_seeking_in_a_page_without_a_descriptor(wire: Wire, files: PublishedFiles) -> None:
     """It has no holes. ENOSYS would have the kernel ask for no file any more."""
-    wire.channel.publish(PAGE, -1, -1, 77, True, MODE, UID, GID)
-    wire.channel.describe(PAGE, 1000, 8, 1, 4096, 0, 0, 0)
+    wire.channel.publish(PAGE, -1, -1, 77, True, MODE, UID, GID, 0)
+    wire.channel.describe(PAGE, 1000, 8, 1, 4096, 0, 0)
 
     def seek(offset: int, whence: int) -> int:
         reply = wire.ask(fuse.LSEEK, PAGE, fuse.lseek_in(offset, whence))

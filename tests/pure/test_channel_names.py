@@ -130,7 +130,6 @@ def describe(wire: Wire, descriptor: int) -> os.stat_result:
         status.st_blksize,
         status.st_atime_ns,
         status.st_mtime_ns,
-        status.st_ctime_ns,
     )
     return status
 
@@ -139,17 +138,17 @@ def test_a_page_without_a_descriptor_is_told_of_by_its_description(wire: Wire, f
     wire.channel.name_add(1, b"name", PAGE)
     os.utime(files.page, ns=(-1_500_000_000, 1_234_567_890_123_456_789))
     by_descriptor = wire.ask(fuse.GETATTR, PAGE, bytes(16)).payload
-    wire.channel.publish(PAGE, -1, -1, 77, True, MODE, UID, GID)
+    wire.channel.publish(PAGE, -1, -1, 77, True, MODE, UID, GID, 0)
     wire.pass_on(fuse.GETATTR, PAGE, bytes(16))
     wire.pass_on(fuse.LOOKUP, 1, b"name\0")
     describe(wire, files.page)
     assert wire.ask(fuse.GETATTR, PAGE, bytes(16)).payload == by_descriptor
     assert ATTR_OUT.unpack(by_descriptor)[4] == len(DATA)
     assert wire.ask(fuse.LOOKUP, 1, b"name\0").payload[40:] == by_descriptor[16:]
-    wire.channel.publish(PAGE, -1, -1, 77, True, MODE, UID, GID + 1)
+    wire.channel.publish(PAGE, -1, -1, 77, True, MODE, UID, GID + 1, 0)
     assert wire.ask(fuse.LOOKUP, 1, b"name\0").error == 0, "a change of owner is none of the file"
     files.publish_page()
     os.utime(files.page, ns=(5, 7))
     assert wire.ask(fuse.GETATTR, PAGE, bytes(16)).payload != by_descriptor, "the descriptor is asked again"
-    wire.channel.publish(PAGE, -1, -1, 77, True, MODE, UID, GID)
+    wire.channel.publish(PAGE, -1, -1, 77, True, MODE, UID, GID, 0)
     wire.pass_on(fuse.GETATTR, PAGE, bytes(16))
