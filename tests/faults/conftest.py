@@ -1,5 +1,11 @@
 """Mounts that are killed, and disks that fail; the same proof as for all mounts that nothing is left."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
 from tests.mounted.conftest import (  # noqa: F401
     _device_for_everyone,
     deadline,
@@ -8,3 +14,14 @@ from tests.mounted.conftest import (  # noqa: F401
     scratch,
     watchdog,
 )
+
+
+@pytest.fixture
+def base(
+    scratch: Path,  # noqa: F811
+    request: pytest.FixtureRequest,
+) -> Path:
+    """A directory of a test's own."""
+    path = scratch / "".join(c if c.isalnum() else "-" for c in request.node.name)[:60]
+    path.mkdir()
+    return path

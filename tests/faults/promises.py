@@ -133,7 +133,7 @@ class Promises:
             ]
         return broken
 
-    def go_on_with(self, found: dict[str, int]) -> None:
+    def go_on_with(self, found: dict[str, int], *, has_dram: bool) -> None:
         """The program takes what it found for what is there. The SSD may still have what it had."""
         for name in {*found, *self.may}:
             self.may[name].add(found.get(name))
@@ -142,6 +142,8 @@ class Promises:
         self.now = dict(found)
         self.kept = set(found.values())
         self.stored &= self.kept
+        if has_dram:
+            self.stored -= self.displaced
         self.firm = dict(found)
 
     def expected_gone(self, names: Iterable[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import subprocess
@@ -11,76 +10,16 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.faults.disks import Sickness, sick_disk, small_disk
-from tests.mounted.operations import pattern
-from tests.mounted.running import MIB, KvfsMount, wait_sealed, wait_until
+from tests.faults.small_mounts import IO_TIMEOUT, SIZE, Mount, data, evicts, reads, serving
+from tests.mounted.running import wait_sealed, wait_until
 
 pytestmark = [pytest.mark.as_root, pytest.mark.deadline(120)]
 
-IO_TIMEOUT = 1.0
 AT_ONCE = 0.1
-SIZE = 2 * MIB
-
-
-def data(number: int) -> bytes:
-    return pattern(number, MIB) * (SIZE // MIB)
-
-
-class Mount(KvfsMount):
-    """A small pool on a disk of a test's own."""
-
-    def __init__(self, base: Path, disk: Path, pool_bytes: int = 64 * MIB) -> None:
-        ssd = ("--ssd", str(disk / "kvfs"), "--ssd-capacity", "200M", "--ssd-read-path", "direct")
-        super().__init__(
-            *(base / "mount", pool_bytes),
-            *(*ssd, "--settle", "0s", "--ssd-write-delay", "0s"),
-            *("--io-timeout", f"{IO_TIMEOUT}s", "--flush-timeout", "2s"),
-        )
-
-    def store(self, name: str, number: int) -> Path:
-        """A page that both tiers have."""
-        path = self.path / name
-        path.write_bytes(data(number))
-        wait_sealed(path)
-        wait_until(lambda: not self.status()["tiers"]["ssd"]["unstored"], 20, "the SSD has it")
-        return path
-
-    def store_cold(self, name: str, number: int) -> Path:
-        """A page that only the SSD has."""
-        path = self.store(name, number)
-        os.setxattr(path, "user.kvfs.evict", b"1")
-        return path
-
-    def tier(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.status()["tiers"][name]
-        return found
-
-    def is_troubled(self) -> bool:
-        return any("SSD" in line for line in self.status()["degraded"])
-
-    def wait_recovered(self) -> None:
-        """The SSD is tried again and again, and works at last."""
-        wait_until(lambda: not self.is_troubled(), 40, "the SSD works again")
-
-
-@pytest.fixture
-def base(scratch: Path, request: pytest.FixtureRequest) -> Path:
-    path = scratch / "".join(c if c.isalnum() else "-" for c in request.node.name)[:60]
-    path.mkdir()
-    return path
-
-
-@contextlib.contextmanager
-def serving(base: Path, disk: Path) -> Iterator[Mount]:
-    with Mount(base, disk) as mount:
-        yield mount
-        log = mount.log
-        mount.umount()
-    assert "Traceback" not in log, log
 
 
 @pytest.fixture
@@ -148,18 +87,6 @@ def test_a_disk_that_hangs_lets_only_those_wait_who_read_from_it(sick: tuple[Mou
     wait_until(lambda: reads(cold, 1), 40, "it is tried again, and works")
     mount.wait_recovered()
     assert "corrupt" not in mount.status()["misses"]
-
-
-def reads(path: Path, number: int) -> bool:
-    """Whether a page can be read now; other bytes than were stored are never an answer."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        if error.errno not in (errno.EIO, errno.ETIMEDOUT):
-            raise
-        return False
-    assert content == data(number)
-    return True
 
 
 def test_a_disk_that_hangs_is_asked_less_and_less(sick: tuple[Mount, Sickness]) -> None:
@@ -235,16 +162,6 @@ def test_a_disk_that_fails_to_write_keeps_pages_in_dram(sick: tuple[Mount, Sickn
     for number, path in enumerate(paths):
         wait_until(lambda path=path: evicts(path), 40, "the SSD takes it now")  # type: ignore[misc]
         assert path.read_bytes() == data(number)
-
-
-def evicts(path: Path) -> bool:
-    try:
-        os.setxattr(path, "user.kvfs.evict", b"1")
-    except OSError as error:
-        if error.errno not in (errno.EIO, errno.EBUSY):
-            raise
-        return False
-    return True
 
 
 def test_a_disk_that_turns_read_only_serves_what_it_has(base: Path) -> None:

@@ -67,7 +67,7 @@ class Rounds:
             found = mount.find()
             broken = promises.broken_by(found, has_dram=self._has_dram)
             assert not broken, "\n".join(broken)
-            promises.go_on_with(found)
+            promises.go_on_with(found, has_dram=self._has_dram)
             self._has_dram = True
             assert not [name for name in found if Path(name).name.startswith(".kvfs-")]
             if settle:
