@@ -96,14 +96,9 @@ class ExpectedReuse(Generic[AnyPage]):
         return self._slots.slot(page) != NO_SLOT
 
     def statistics(self) -> PolicyStatistics:
-        return PolicyStatistics(
-            len(self),
-            self._bytes,
-            self._protected_bytes,
-            len(self._pins),
-            self._pins.bytes,
-            len(self._deadlines),
-        )
+        pins = self._pins
+        protected, deadlines = self._protected_bytes, len(self._deadlines)
+        return PolicyStatistics(len(self), self._bytes, protected, len(pins), pins.bytes, deadlines)
 
     def uses(self, page: AnyPage) -> int:
         """How often a page was used, as far as that is remembered: 1 when it is new; 127 stands for more."""

@@ -7,6 +7,7 @@ the coldest page, `colder` of it the hottest. Times are counts of uses modulo 2Â
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic, Protocol, TypeVar
@@ -23,11 +24,9 @@ NO_SLOT: Final = 0
 """A queue's slot, so never a page's."""
 _TIME = 0xFFFFFFFF
 _GROWTH = 256
-_FAR = 1000
-"""So many places from either end of its queue a page that comes back to it is put right."""
 
 LINKED: Final = 1
-"""The page is in its queue. One that is not comes before another one in its chain, is pinned, was passed
+"""The page is in its queue. One that is in none comes before another one in its chain, is pinned, was passed
 over, or leaves with another page."""
 NEAR_END: Final = 2
 """The request that used it ended with it or with the next page."""
@@ -40,6 +39,9 @@ MEMBER: Final = 32
 """It leaves with the leader of its group, and has no place of its own."""
 PROTECTED: Final = 64
 """It was used again since it was made, and its bytes are counted as protected."""
+RETURNED: Final = 128
+"""It is in its queue, to which it came back, not linked: its place is between the ends."""
+QUEUED: Final = LINKED | RETURNED
 
 
 class Page(Protocol):
@@ -60,8 +62,8 @@ class Slots(Generic[AnyPage]):
     """The columns, and what links pages: queues, chains and groups."""
 
     __slots__ = (
-        "_before", "children", "clock", "clocks", "colder", "flags", "generations", "group", "hotter",
-        "numbers", "pages", "parent_generations", "parents", "shares", "sizes", "uses",
+        "_before", "_returned", "children", "clock", "clocks", "colder", "flags", "generations", "group",
+        "hotter", "numbers", "pages", "parent_generations", "parents", "shares", "sizes", "uses",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -91,6 +93,8 @@ class Slots(Generic[AnyPage]):
         self.parent_generations = bytearray(QUEUES)
         self.group = array("I", bytes(4 * QUEUES))
         """The next page of its group, in a ring; none for a page without."""
+        self._returned: dict[int, list[tuple[int, int]]] = {}
+        """For some queues a heap of what came back to a place between the ends, with the time of its use."""
 
     def slot(self, page: AnyPage) -> int:
         """The slot of a page that is in the order, or NO_SLOT."""
@@ -162,26 +166,26 @@ class Slots(Generic[AnyPage]):
         clock, clocks, flags = self.clock, self.clocks, self.flags
         colder, hotter = self.colder, self.hotter
         for slot, queue in zip(used, numbers, strict=True):
-            clock = (clock + 1) & _TIME
-            clocks[slot] = clock
+            clock += 1
+            clocks[slot] = clock & _TIME
             flag = flags[slot]
             if flag & LINKED:
                 before, after = colder[slot], hotter[slot]
                 hotter[before], colder[after] = after, before
             self.numbers[slot] = queue
             if flag & (PINNED | MEMBER) or self.children[slot]:
-                flags[slot] = flag & ~LINKED
+                flags[slot] = flag & ~QUEUED
                 continue
             before = colder[queue]
             colder[slot], hotter[slot] = before, queue
             hotter[before] = colder[queue] = slot
-            flags[slot] = flag & ~PASSED | LINKED
+            flags[slot] = flag & ~(PASSED | RETURNED) | LINKED
         self.clock = clock
 
     def put_first(self, slot: int) -> None:
         """A page was used before anything that is here: it becomes the coldest of its queue."""
-        self._before = (self._before - 1) & _TIME
-        self.clocks[slot] = self._before
+        self._before -= 1
+        self.clocks[slot] = self._before & _TIME
         queue = self.numbers[slot]
         hotter = self.hotter[queue]
         self.colder[slot], self.hotter[slot] = queue, hotter
@@ -193,23 +197,22 @@ class Slots(Generic[AnyPage]):
         if self.flags[slot] & LINKED:
             colder, hotter = self.colder[slot], self.hotter[slot]
             self.hotter[colder], self.colder[hotter] = hotter, colder
-            self.flags[slot] &= ~LINKED
+        self.flags[slot] &= ~QUEUED
 
     def resume(self, slot: int) -> None:
-        """Puts a page that is not in its queue back to where its age belongs, unless something keeps it out.
-        Most belong near an end; one that does not is put near the hot one."""
-        if self.children[slot] or self.flags[slot] & (LINKED | PINNED | PASSED | MEMBER):
+        """Puts a page that is in no queue back to where its age belongs, unless something keeps it out."""
+        if self.children[slot] or self.flags[slot] & (QUEUED | PINNED | PASSED | MEMBER):
             return
         queue, age = self.numbers[slot], self.age(slot)
-        hotter, colder = self.hotter[queue], self.colder[queue]
-        for _ in range(_FAR):
-            if hotter == queue or self.age(hotter) <= age:
-                colder = self.colder[hotter]
-                break
-            if self.age(colder) >= age:
-                break
-            hotter, colder = self.hotter[hotter], self.colder[colder]
-        hotter = self.hotter[colder]
+        coldest, hottest = self.hotter[queue], self.colder[queue]
+        if coldest == queue or self.age(coldest) <= age:
+            colder, hotter = queue, coldest
+        elif self.age(hottest) >= age:
+            colder, hotter = hottest, queue
+        else:
+            self.flags[slot] |= RETURNED
+            heapq.heappush(self._returned.setdefault(queue, []), (self.clock - age, slot))
+            return
         self.colder[slot], self.hotter[slot] = colder, hotter
         self.hotter[colder] = self.colder[hotter] = slot
         self.flags[slot] |= LINKED
@@ -217,7 +220,23 @@ class Slots(Generic[AnyPage]):
     def coldest(self, queue: int) -> int:
         """The coldest page of a queue, or NO_SLOT."""
         slot = self.hotter[queue]
-        return slot if slot != queue else NO_SLOT
+        linked = slot if slot != queue else NO_SLOT
+        returned = self._first_returned(queue) if queue in self._returned else NO_SLOT
+        if linked and returned:
+            return max(linked, returned, key=self.age)
+        return linked or returned
+
+    def _first_returned(self, queue: int) -> int:
+        """The coldest page between the ends of a queue. The heap still has those that have left."""
+        returned = self._returned[queue]
+        while returned:
+            clock, slot = returned[0]
+            is_here = self.flags[slot] & RETURNED and self.numbers[slot] == queue
+            if is_here and self.clocks[slot] == clock & _TIME:
+                return slot
+            heapq.heappop(returned)
+        del self._returned[queue]
+        return NO_SLOT
 
     # Chains
 

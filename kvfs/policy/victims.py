@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple
 
 from kvfs.policy.classes import CLASSES, IS_PROTECTED
 from kvfs.policy.hazards import Hazards
-from kvfs.policy.slots import LINKED, MEMBER, NO_SLOT, PASSED, PINNED, AnyPage, Page, Slots
+from kvfs.policy.slots import MEMBER, NO_SLOT, PASSED, PINNED, QUEUED, AnyPage, Page, Slots
 
 Ranked = tuple[float, int, int, int]
 """What the coldest page of a queue is worth, minus its age, the queue, and the page's slot."""
@@ -37,8 +37,7 @@ class Victims(Generic[AnyPage]):
         self._passed: list[int] = []
         self._queue = -1
         """The queue of the last page that was worth least: it stays ranked."""
-        hotter = slots.hotter
-        queues = [queue for queue in range(CLASSES) if hotter[queue] != queue]
+        queues = [queue for queue in range(CLASSES) if slots.coldest(queue)]
         self._all = [ranked for queue in queues if (ranked := self._rank(queue))]
         self._protected = [ranked for ranked in self._all if IS_PROTECTED[ranked[2]]]
         heapq.heapify(self._all)
@@ -99,7 +98,7 @@ class Victims(Generic[AnyPage]):
 
     def _may_leave(self, slot: int) -> bool:
         slots = self._slots
-        kept = slots.flags[slot] & (LINKED | PINNED | PASSED | MEMBER)
+        kept = slots.flags[slot] & (QUEUED | PINNED | PASSED | MEMBER)
         return not kept and not self._is_new(slot) and not self._has_pinned_members(slot)
 
     def begin(self, slot: int) -> Given:
@@ -114,7 +113,7 @@ class Victims(Generic[AnyPage]):
         if slots.pages[slot] is page and page is not None:
             if slots.clocks[slot] == clock:
                 self._pass(slot)
-        elif parent and slots.flags[parent] & LINKED and slots.numbers[parent] != self._queue:
+        elif parent and slots.flags[parent] & QUEUED and slots.numbers[parent] != self._queue:
             self._consider(slots.numbers[parent])
 
     def _consider(self, queue: int) -> None:
