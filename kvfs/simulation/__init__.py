@@ -1,1 +1,1 @@
-"""Replaying a trace of requests against policies and pool sizes, as ``kvfs simulate`` does. Needs no mount."""
+"""Replaying traces against policies and pool sizes, as ``kvfs simulate`` does. Needs no mount."""

@@ -37,10 +37,17 @@ class Outcome:
     pool_blocks: int
     hits: int
     references: int
+    late_hits: int
+    """In the second half of the requests, when the cache is warm; so for the references."""
+    late_references: int
 
     @property
     def hit_rate(self) -> float:
         return self.hits / self.references
+
+    @property
+    def late_hit_rate(self) -> float:
+        return self.late_hits / self.late_references if self.late_references else 0.0
 
 
 def replay(
@@ -48,17 +55,20 @@ def replay(
 ) -> Outcome:
     """Replays a trace; ``advance`` is told of requests."""
     cache = make(trace, pool_blocks)
-    hits = 0
-    for count, blocks in enumerate(trace.requests, 1):
+    requests, half = trace.requests, len(trace.requests) // 2
+    hits = early_hits = 0
+    for number, blocks in enumerate(requests):
+        if number == half:
+            early_hits = hits
         for block in blocks:
             if block not in cache:
                 break
             hits += 1
         cache.use(blocks)
-        if count % ADVANCE_EVERY == 0:
-            advance(ADVANCE_EVERY)
-    advance(len(trace.requests) % ADVANCE_EVERY)
-    return Outcome(policy, pool_blocks, hits, trace.references)
+        if number % ADVANCE_EVERY == 0:
+            advance(min(ADVANCE_EVERY, len(requests) - number))
+    late = sum(map(len, requests[half:]))
+    return Outcome(policy, pool_blocks, hits, trace.references, hits - early_hits, late)
 
 
 class _Block:

@@ -55,7 +55,7 @@ def read_trace(path: Path, advance: Advance = lambda _: None) -> Trace:
                     continue
                 try:
                     requests.append(decode(line).hash_ids)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     raise UsageError(f"{path}, line {number}, is no request of a trace: {error}") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
