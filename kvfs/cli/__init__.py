@@ -11,7 +11,7 @@ import click
 
 from kvfs import __version__, errors
 
-_VERBS = ("mount", "umount", "status", "doctor", "verify", "gc", "evict", "prefetch")
+_VERBS = ("mount", "umount", "status", "doctor", "verify", "gc", "evict", "prefetch", "simulate")
 
 
 class _Verbs(click.Group):
