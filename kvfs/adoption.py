@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvfs.index import OTHER, UNCHECKED, Directory, Entry
-from kvfs.page import DIGEST, OWNER, RESERVED, Digest, Owner
+from kvfs.page import DIGEST, OWNER, PIN, RESERVED, TTL, Digest, Owner
 from kvfs.sizes import format_count, format_size
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ def adopt(pool: Pool) -> None:
     """
     by_inode: dict[int, Entry] = {}
     pages: list[tuple[int, Entry]] = []
+    root = {name: pool.tier.get_attribute(b"", name) for name in pool.tier.list_attributes(b"")}
+    marked: list[tuple[Entry, Mapping[str, bytes]]] = [(pool.index.root, root)]
+    """What may be pinned or expire."""
     total = 0
     doomed: list[bytes] = []
     for found in pool.tier.walk():
@@ -52,10 +56,14 @@ def adopt(pool: Pool) -> None:
             pages.append((max(found.atime_ns, found.mtime_ns), entry))
             total += found.blocks * 512
         by_inode[found.inode] = entry
+        if PIN in found.attributes or TTL in found.attributes:
+            marked.append((entry, found.attributes))
     for path in reversed(doomed):
         pool.tier.rmdir(path)
     pages.sort(key=lambda page: page[0])
     pool.policy.restore([(entry, entry.hits) for _, entry in pages])
+    for entry, attributes in marked:
+        pool.lifetimes.found(entry, attributes)
     for _, entry in pages:
         pool.evictor.note_size(entry.size)
     pool.counters.adopted = len(pages)

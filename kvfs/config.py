@@ -49,17 +49,21 @@ class Config:
     mount_options: tuple[str, ...]
     passthrough: Literal["auto", "off"]
     reserve_percent: float
+    pin_percent: float
+    """How much of the pool pinned pages may take."""
+    protected_percent: float
+    """How much of the pool pages may take that were used again, before they leave first."""
     ssd: str
     """The directory of the SSD tier, absolute; "" without one."""
     ssd_capacity_bytes: int
     ssd_read_path: Literal["auto", "cufile", "uring", "direct"]
     """How bytes move between the SSD and DRAM; the next one is used where it does not work."""
-    settle_seconds: float
-    """How long a sealed page waits before it is copied to the SSD: temporaries have their names by then."""
     ssd_write_policy: Literal["all", "reuse"]
     """Whether pages go to the SSD only once they were touched twice."""
     ssd_write_delay_seconds: float
     """How long after it was sealed a page has its copy on the SSD at the latest, if the disk keeps up."""
+    settle_seconds: float
+    """How long a sealed page waits before it is copied to the SSD: temporaries have their names by then."""
     io_timeout_seconds: float
     flush_timeout_seconds: float
     """How long a clean unmount may copy pages to the SSD that it has not yet."""

@@ -80,6 +80,8 @@ class Daemon:
             tier,
             owner,
             reserve_percent=config.reserve_percent,
+            pin_percent=config.pin_percent,
+            protected_percent=config.protected_percent,
             idle_limit=min(MAX_IDLE_PAGES, max(64, descriptors // 4)),
         )
         if ssd is not None:

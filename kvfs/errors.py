@@ -182,6 +182,12 @@ class NotWanted(TierFull):
     """A tier is full of what is worth more than the page that was to be stored."""
 
 
+class TooManyPins(KvfsError):
+    """Pinned pages take as much of DRAM as they may."""
+
+    errno = numbers.ENOSPC
+
+
 class PageInUse(KvfsError):
     """Somebody uses a page, or writes it: it cannot leave DRAM now."""
 

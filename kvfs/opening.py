@@ -197,6 +197,7 @@ class Openings:
             except AttributeMissing:
                 continue
         entry.state = DRAFT
+        pool.lifetimes.forget(entry)
         pool.leave_order(entry)
         if pool.storage is not None:
             pool.storage.forget_copy(entry)

@@ -16,6 +16,10 @@ DIGEST: Final = "digest"
 OWNER: Final = "owner"
 SPARSE: Final = "sparse"
 """Of a page that was meant to have holes."""
+PIN: Final = "pin"
+"""Of a page that is to stay in DRAM."""
+TTL: Final = "ttl"
+"""The `Lifetime` of a page; of a directory, that of the pages which are sealed below it."""
 USER: Final = "user."
 """What the name of a user's own attribute begins with, below the tier's prefix."""
 
@@ -26,6 +30,7 @@ ALGORITHM: Final = "xxh3-128"
 
 _DIGEST = re.compile(r"xxh3-128:([0-9a-f]{32}):(0|[1-9][0-9]*)", re.ASCII)
 _OWNER = re.compile(r"([0-7]{1,6}) (0|[1-9][0-9]{0,9}) (0|[1-9][0-9]{0,9})", re.ASCII)
+_LIFETIME = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?) (0|[1-9][0-9]{0,19})", re.ASCII)
 _IDENTIFIERS = 1 << 32
 
 
@@ -93,6 +98,37 @@ class Owner:
     def format(self) -> str:
         """The text form that ``parse`` reads."""
         return f"{self.mode:o} {self.uid} {self.gid}"
+
+    def __str__(self) -> str:
+        return self.format()
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How long a page lives, in seconds above 0, and since when, in nanoseconds since 1970; 0 before it was
+    sealed, and of a directory."""
+
+    seconds: float
+    sealed_ns: int = 0
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Lifetime:
+        """Reads "3600 1764547200000000000". Raises ValueError for anything else."""
+        if isinstance(text, bytes):
+            text = text.decode("ascii")
+        match = _LIFETIME.fullmatch(text)
+        if match is None or not float(match[1]):
+            raise ValueError(f"not the lifetime of a page: {text[:80]!r}")
+        return cls(float(match[1]), int(match[2]))
+
+    def format(self) -> str:
+        """The text form that ``parse`` reads."""
+        return f"{self.seconds_text} {self.sealed_ns}"
+
+    @property
+    def seconds_text(self) -> str:
+        """The seconds as a number without an exponent."""
+        return f"{self.seconds:.3f}".rstrip("0").rstrip(".")
 
     def __str__(self) -> str:
         return self.format()

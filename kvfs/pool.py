@@ -29,6 +29,7 @@ from kvfs.index import (
     Entry,
     Index,
 )
+from kvfs.lifetimes import Lifetimes
 from kvfs.naming import Naming
 from kvfs.page import OWNER, Owner, shown
 from kvfs.policy import ExpectedReuse
@@ -59,11 +60,16 @@ class Pool:
         owner: Owner,
         *,
         reserve_percent: float = 5.0,
+        pin_percent: float = 25.0,
+        protected_percent: float = 100.0,
         idle_limit: int = 4096,
     ) -> None:
         self.tier = tier
         self.index = Index(owner)
-        self.policy: ExpectedReuse[Entry] = ExpectedReuse(key_of=_key)
+        self.lifetimes = Lifetimes(self, pin_percent)
+        self.policy: ExpectedReuse[Entry] = ExpectedReuse(
+            key_of=_key, protected_percent=protected_percent, pin_budget=self.lifetimes.budget_bytes
+        )
         """Pages in DRAM."""
         self.counters = Counters()
         self.face: Face = NoFace()
@@ -85,6 +91,7 @@ class Pool:
         """Starts the background work: sealing, eviction, and what concerns the SSD."""
         self.sealer = Sealer(self, nursery)
         nursery.start_soon(self.evictor.run)
+        nursery.start_soon(self.lifetimes.run)
         if self.storage is not None:
             self.storage.start(nursery)
 
@@ -186,6 +193,7 @@ class Pool:
             if entry.holding is not None:
                 self.face.publish(entry)
             return -1
+        self.lifetimes.forget(entry)
         self.leave_order(entry)
         self.idle.discard(entry)
         if isinstance(entry, Directory):
@@ -334,6 +342,7 @@ class Pool:
         self.policy.add(entry)
         self.evictor.note_size(entry.size)
         if entry.holding is not None:
+            self.lifetimes.sealed(entry, entry.holding.read_fd)
             self.face.publish(entry)
         if self.storage is not None:
             self.storage.demotions.add(entry)

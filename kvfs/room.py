@@ -249,8 +249,11 @@ class Evictor:
         """Evicts one page, wherever it is in the order; with an SSD once that has a copy. Nothing happens
         where it is not in DRAM.
 
-        Raises PageInUse while somebody uses or writes it, and TierFailed where the SSD does not take it.
+        Raises PageInUse while somebody uses or writes it, or where it is pinned, and TierFailed where the SSD
+        does not take it.
         """
+        if self._pool.lifetimes.is_pinned(entry):
+            raise PageInUse("the page is pinned")
         storage = self._pool.storage
         if storage is not None and entry.state in (SEALED, UNCHECKED):
             await storage.demotions.copy(entry)
@@ -258,6 +261,8 @@ class Evictor:
             if entry.state == STORED:
                 return
             if entry.state not in (SEALED, UNCHECKED) or entry.parent is None:
+                if self._is_empty(entry):
+                    return  # and stays so: it takes no room
                 raise PageInUse("the file is being written, or waits for its digest")
             if storage is not None and entry.stored != RESIDENT:
                 raise TierFailed("the SSD tier does not take the page: it stays in DRAM")
@@ -266,8 +271,12 @@ class Evictor:
                 if self._evict(entry, descriptors) < 0:
                     raise PageInUse("somebody has the page open or mapped")
             finally:
-                await self._close(descriptors)
+                await self.close(descriptors)
                 self.on_evicted()
+
+    def _is_empty(self, entry: Entry) -> bool:
+        pool = self._pool
+        return entry.is_file and entry not in pool.writing and not pool.status(entry).st_size
 
     async def free(self, wanted: int, wanted_inodes: int = 0) -> int:
         """Evicts until about ``wanted`` bytes and inodes were freed; returns how many bytes were."""
@@ -288,10 +297,10 @@ class Evictor:
                     break
                 self._evict_or_copy(entry, descriptors, want)
                 if attempt % BATCH == 0:
-                    await self._close(descriptors)
+                    await self.close(descriptors)
             await self._copy_and_evict(descriptors, want)
         finally:
-            await self._close(descriptors)
+            await self.close(descriptors)
             self.on_evicted()
         self._note_stuck(not hopeful and want.is_missed)
         return want.freed
@@ -317,7 +326,8 @@ class Evictor:
                 want.freed += size
                 want.freed_inodes += 1
 
-    async def _close(self, descriptors: list[int]) -> None:
+    async def close(self, descriptors: list[int]) -> None:
+        """Closes files, whose memory a thread then frees, and empties the list."""
         if descriptors:
             batch = list(descriptors)
             descriptors.clear()

@@ -338,6 +338,7 @@ class Sealer:
         step("seal.owned")
         if sparse:
             tier.set_attribute(holding.read_fd, SPARSE, b"1")
+        self._pool.lifetimes.stamp(entry, holding.read_fd)
         tier.set_attribute(holding.read_fd, DIGEST, digest.format().encode())
         step("seal.stored")
         entry.state = SEALED

@@ -137,8 +137,22 @@ def _parse_percent(value: object) -> float:
         number = float(value.strip().removesuffix("%") if isinstance(value, str) else value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise UsageError(f"{value!r} is not a percentage: write a number, as in 5") from None
+    if not 0 <= number <= 100:
+        raise UsageError(f"{value!r} is not a percentage: write a number from 0 to 100")
+    return number
+
+
+def _parse_reserve(value: object) -> float:
+    number = _parse_percent(value)
     if not 0 < number <= 50:
         raise UsageError(f"{value!r}: the reserve is more than 0 and at most 50 percent of the pool")
+    return number
+
+
+def _parse_pins(value: object) -> float:
+    number = _parse_percent(value)
+    if number > 75:
+        raise UsageError(f"{value!r}: pinned pages take at most 75 percent of the pool: others need room too")
     return number
 
 
@@ -225,17 +239,19 @@ SETTINGS = (
     Setting("foreground", ("foreground",), _parse_flag, lambda _: False),
     Setting("options", ("mount_options",), parse_mount_options, lambda _: ()),
     Setting("passthrough", ("passthrough",), _choice("auto", "off"), lambda _: "auto"),
-    Setting("reserve_percent", ("reserve_percent",), _parse_percent, lambda _: 5.0),
+    Setting("reserve_percent", ("reserve_percent",), _parse_reserve, lambda _: 5.0),
+    Setting("pin_percent", ("pin_percent",), _parse_pins, lambda _: 25.0),
+    Setting("protected_percent", ("protected_percent",), _parse_percent, lambda _: 100.0),
     Setting("keep", ("keep",), _parse_flag, lambda _: False),
     Setting("ssd", ("ssd",), _parse_optional_path, lambda _: ""),
     Setting("ssd_capacity", ("ssd_capacity_bytes",), _parse_pool, lambda _: "90%"),
     Setting(
         "ssd_read_path", ("ssd_read_path",), _choice("auto", "cufile", "uring", "direct"), lambda _: "auto"
     ),
-    Setting("settle", ("settle_seconds",), _parse_seconds, lambda _: 1.0),
-    Setting("io_timeout", ("io_timeout_seconds",), _parse_seconds, lambda _: 30.0),
     Setting("ssd_write_policy", ("ssd_write_policy",), _choice("all", "reuse"), lambda _: "all"),
     Setting("ssd_write_delay", ("ssd_write_delay_seconds",), _parse_seconds, lambda _: 30.0),
+    Setting("settle", ("settle_seconds",), _parse_seconds, lambda _: 1.0),
+    Setting("io_timeout", ("io_timeout_seconds",), _parse_seconds, lambda _: 30.0),
     Setting("flush_timeout", ("flush_timeout_seconds",), _parse_seconds, lambda _: 60.0),
     Setting("discard_incompatible", ("discard_incompatible",), _parse_flag, lambda _: False),
     Setting("log_level", ("log_level",), _choice("debug", "info", "warning", "error"), lambda _: "info"),

@@ -68,6 +68,12 @@ END_DEADLINE_SECONDS = 10.0
 )
 @click.option("--mode", metavar="0770", help="Permission bits of the root directory. [0770]")
 @click.option("--reserve-percent", metavar="N", help="Part of the pool kept free for writers. [5]")
+@click.option("--pin-percent", metavar="N", help="Part of the pool that pinned pages may take. [25]")
+@click.option(
+    "--protected-percent",
+    metavar="N",
+    help="Part of the pool that pages which were used again may take before they leave first. [100]",
+)
 @click.option(
     "--ssd", metavar="DIR", help="A directory on an SSD to which pages go down; it is made if missing. [none]"
 )

@@ -11,7 +11,7 @@ import pyfuse3
 
 from kvfs.errors import AttributeMissing, NotSupported
 from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Entry
-from kvfs.page import DIGEST, USER
+from kvfs.page import DIGEST, PIN, TTL, USER
 from kvfs.tiers.base import AttributeNames
 
 if TYPE_CHECKING:
@@ -121,7 +121,9 @@ class ExtendedAttributes:
             self._pool.history.remove_attribute(entry.path(), name)
 
     async def list(self, entry: Entry) -> AttributeNames:
-        names = [name for name in await self._names(entry) if name.startswith(USER)]
+        kept = await self._names(entry)
+        names = [name for name in kept if name.startswith(USER)]
+        names += [OWN + name for name in (PIN, TTL) if name in kept]
         if entry.is_file:
             names += [
                 OWN + name

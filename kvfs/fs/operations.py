@@ -21,6 +21,8 @@ from kvfs.fs.attributes import (
 from kvfs.fs.control import ControlFiles
 from kvfs.fs.files import Files
 from kvfs.fs.guard import guard
+from kvfs.fs.lifetimes import NAMES as LIFETIMES
+from kvfs.fs.lifetimes import LifetimeAttributes
 from kvfs.fs.requests import NAMES, Requests
 from kvfs.index import Directory, Entry
 from kvfs.page import RESERVED, Owner
@@ -44,6 +46,7 @@ class Operations(pyfuse3.Operations):
         self._control = control_files
         self._attributes = ExtendedAttributes(pool)
         self._requests = Requests(pool)
+        self._lifetimes = LifetimeAttributes(pool)
         self._listings: dict[int, tuple[Directory | None, list[tuple[bytes, Entry | int]]]] = {}
         self._next_listing = 1
 
@@ -168,6 +171,8 @@ class Operations(pyfuse3.Operations):
         if self._control.is_control(inode):
             raise AttributeMissing(os.fsdecode(name))
         entry, text = self._entry(inode), os.fsdecode(name)
+        if text in LIFETIMES:
+            return await self._lifetimes.get(entry, text)
         return await (self._requests if text in NAMES else self._attributes).get(entry, text)
 
     async def setxattr(self, inode: InodeT, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
@@ -176,13 +181,19 @@ class Operations(pyfuse3.Operations):
         entry, text = self._entry(inode), os.fsdecode(name)
         if text in NAMES:
             await self._requests.set(entry, text, value, ctx.uid)
+        elif text in LIFETIMES:
+            await self._lifetimes.set(entry, text, value, ctx.uid)
         else:
             await self._attributes.set(entry, text, value)
 
     async def removexattr(self, inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         if self._control.is_control(inode):
             raise FUSEError(errno.EPERM)
-        await self._attributes.remove(self._entry(inode), os.fsdecode(name))
+        entry, text = self._entry(inode), os.fsdecode(name)
+        if text in LIFETIMES:
+            await self._lifetimes.remove(entry, text, ctx.uid)
+        else:
+            await self._attributes.remove(entry, text)
 
     async def listxattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> list[bytes]:
         if self._control.is_control(inode):

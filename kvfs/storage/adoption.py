@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+import trio
 
 from kvfs.errors import AttributeMissing, DamagedPage, NoSuchPage
 from kvfs.index import OTHER, SEALED, STORED, UNCHECKED, Directory, Entry
-from kvfs.page import DIGEST, OWNER, Digest, Owner
+from kvfs.page import DIGEST, OWNER, TTL, Digest, Owner
 from kvfs.sizes import format_count, format_size
 from kvfs.storage import described
 from kvfs.storage.described import RESIDENT
@@ -41,6 +45,7 @@ class Adoption:
         """Takes over everything while the mount serves, and puts the pages in the order of their last use."""
         storage = self._storage
         try:
+            await self._adopt_root()
             findings = await scan_in_background(storage.tier, self.adopt)
         except OSError as error:
             storage.give_up(f"it cannot be walked: {error.strerror}")
@@ -60,6 +65,13 @@ class Adoption:
             format_count(sum(findings.damaged.values()), "page"),
             format_count(findings.foreign, "file"),
         )
+
+    async def _adopt_root(self) -> None:
+        tier, root = self._storage.tier, self._storage.pool.index.root
+        with suppress(AttributeMissing):
+            text = await trio.to_thread.run_sync(tier.get_attribute, b"", TTL, abandon_on_cancel=True)
+            if not self._storage.pool.lifetimes.directory_attributes(root):
+                self._adopt_default(root, {TTL: text})
 
     def adopt(self, batch: list[Stored]) -> None:
         """What was found, parents before their children; what is known already stays as it is."""
@@ -89,7 +101,13 @@ class Adoption:
             pool.tier.mkdir(found.path)
         pool.tier.set_attribute(found.path, OWNER, owner.format().encode())
         pool.tier.utime(found.path, (found.atime_ns, recorded_ns(found.attributes, found.mtime_ns)))
-        pool.index.add(parent, name, owner, OTHER)
+        self._adopt_default(pool.index.add(parent, name, owner, OTHER), found.attributes)
+
+    def _adopt_default(self, directory: Entry, attributes: Mapping[str, bytes]) -> None:
+        """How long the pages live that are sealed below a directory that DRAM did not have."""
+        if TTL in attributes:
+            self._storage.pool.tier.set_attribute(directory.path(), TTL, attributes[TTL])
+            self._storage.pool.lifetimes.found(directory, attributes)
 
     def _adopt_page(self, parent: Directory, name: bytes, found: Stored) -> None:
         storage, pool = self._storage, self._storage.pool
@@ -115,6 +133,7 @@ class Adoption:
         entry.hits = found.record.hits
         entry.stored = described.pack(found.size, found.blocks, found.atime_ns, found.mtime_ns)
         storage.order.add(entry)
+        pool.lifetimes.found(entry, found.attributes)
         if found.links > 1:
             self._by_inode[found.inode] = entry
         self._pages.append((max(found.atime_ns, found.mtime_ns), entry))

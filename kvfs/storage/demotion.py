@@ -32,7 +32,7 @@ from kvfs.errors import (
     TimedOut,
 )
 from kvfs.index import SEALED, UNCHECKED, Entry
-from kvfs.page import DIGEST, OWNER, SPARSE, USER, Digest
+from kvfs.page import DIGEST, OWNER, PIN, SPARSE, TTL, USER, Digest
 from kvfs.policy.admission import Admission
 from kvfs.sizes import format_count
 from kvfs.steps import step
@@ -105,7 +105,7 @@ class Demotions:
         self.unstored.forget(entry)
 
     def touched(self, entry: Entry) -> None:
-        """A page was opened for reading."""
+        """A page was opened for reading, or pinned."""
         if self.unstored.is_left_out(entry, NOT_REUSED):
             self.unstored.want(entry, trio.current_time())
             self._changed.set()
@@ -123,7 +123,8 @@ class Demotions:
             self._decide(entry, since)
 
     def _decide(self, entry: Entry, since: float) -> None:
-        if self._admission.admits(self._keys(entry), entry.hits):
+        is_pinned = self._storage.pool.lifetimes.is_pinned(entry)
+        if self._admission.admits(self._keys(entry), entry.hits) or is_pinned:
             self.unstored.want(entry, since)
         else:
             self.unstored.leave_out(entry, NOT_REUSED)
@@ -357,7 +358,7 @@ class Demotions:
         attributes = {
             name: tier.get_attribute(fd, name)
             for name in tier.list_attributes(fd)
-            if name in (SPARSE, OWNER) or name.startswith(USER)
+            if name in (SPARSE, OWNER, PIN, TTL) or name.startswith(USER)
         }
         attributes[HITS] = b"%d" % entry.hits
         digest = Digest.parse(tier.get_attribute(fd, DIGEST))

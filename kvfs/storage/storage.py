@@ -194,7 +194,8 @@ class Storage:
         """The attributes of the directories on the way to what lies in ``directory``, from the top."""
         attributes = []
         while directory.parent is not None:
-            attributes.append({OWNER: directory.owner.format().encode()})
+            own = self.pool.lifetimes.directory_attributes(directory)
+            attributes.append({OWNER: directory.owner.format().encode(), **own})
             directory = directory.parent
         attributes.reverse()
         return attributes
@@ -221,6 +222,7 @@ class Storage:
             os.close(pool.tier.create(path))
             for further_parent, further_name in links:
                 pool.tier.link(path, further_parent.child_path(further_name))
+        pool.lifetimes.forget(entry)
         pool.leave_order(entry)
         self.forget_copy(entry)
         entry.state, entry.size = DRAFT, 0
@@ -342,7 +344,8 @@ class Storage:
                 if is_missed and any(warmer.stored == RESIDENT for warmer in coldest_first):
                     raise NotWanted("the SSD tier is full of pages that are worth more")
                 break
-            if entry.stored == RESIDENT or entry.state == STORED:
+            is_there = entry.stored == RESIDENT or entry.state == STORED
+            if is_there and not self.pool.lifetimes.is_pinned(entry):
                 freed += entry.size
                 victims.append(entry)
         for entry in victims:

@@ -42,6 +42,10 @@ def check_names(pool: Pool, face: KernelFace) -> None:
 
 def check_states(pool: Pool) -> None:
     ordered = set(pool.policy.victims())
+    pinned = {entry for entry in pool.index.entries() if pool.lifetimes.is_pinned(entry)}
+    assert not ordered & pinned
+    assert pool.lifetimes.pinned_bytes == sum(entry.size for entry in pinned) <= pool.lifetimes.budget_bytes
+    ordered |= {entry for entry in pinned if entry.state != STORED}
     assert len(ordered) == len(pool.policy)
     for entry in pool.index.entries():
         is_page = entry.state in (SEALED, UNCHECKED) and entry.parent is not None
