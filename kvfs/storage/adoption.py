@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -18,6 +19,7 @@ from kvfs.sizes import format_count, format_size
 from kvfs.storage import described
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.directory_times import recorded_ns
+from kvfs.storage.set_aside import copies_were_set_aside
 from kvfs.tiers.ssd_directory import is_ours
 from kvfs.tiers.ssd_names import is_reserved
 from kvfs.tiers.ssd_record import Record
@@ -46,7 +48,8 @@ class Adoption:
         storage = self._storage
         try:
             await self._adopt_root()
-            findings = await scan_in_background(storage.tier, self.adopt)
+            set_aside = partial(copies_were_set_aside, storage)
+            findings = await scan_in_background(storage.tier, self.adopt, set_aside)
         except OSError as error:
             storage.give_up(f"it cannot be walked: {error.strerror}")
             return

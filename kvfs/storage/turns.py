@@ -20,8 +20,8 @@ log = logging.getLogger("kvfs.storage.turns")
 
 
 def begin_turn(dram: Tier, ssd: SsdTier) -> None:
-    """Empties DRAM where the SSD was another mount's since: what it wrote, renamed and removed there is newer.
-    An SSD that DRAM has never been with leaves it as it is, and so does one that nobody else had."""
+    """Empties DRAM where the SSD was another mount's since: what it wrote, renamed and removed there is
+    newer. An SSD that DRAM has never been with leaves it as it is, and so does one that nobody else had."""
     name = f"ssd-{ssd.identity}"
     try:
         noted = dram.get_attribute(b"", name).decode(errors="replace")

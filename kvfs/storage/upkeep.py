@@ -11,11 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
+from kvfs.storage.set_aside import copies_were_set_aside
 from kvfs.tiers.ssd_leftovers import Leftover, delete_temporaries, find_foreign, find_temporaries
 from kvfs.tiers.ssd_scan import PAUSE, Findings, Stored, scan_in_background
 
@@ -125,7 +127,8 @@ class Upkeep:
     async def _run(self, count: _Count) -> None:
         """The walk, of which no failure may end the mount."""
         try:
-            count.findings = await scan_in_background(self._storage.tier, count.note)
+            set_aside = partial(copies_were_set_aside, self._storage)
+            count.findings = await scan_in_background(self._storage.tier, count.note, set_aside)
             log.info("the SSD tier was counted anew: %d bytes too many before", count.findings.drift_bytes)
             self._storage.succeeded()
         except Exception as error:

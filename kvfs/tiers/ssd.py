@@ -34,7 +34,7 @@ from kvfs.errors import TierUnusable, means_in_the_way
 from kvfs.tiers import ssd_directory
 from kvfs.tiers.ssd_attributes import RecordAttributes
 from kvfs.tiers.ssd_base import Step
-from kvfs.tiers.ssd_directory import is_ours
+from kvfs.tiers.ssd_label import can_label
 from kvfs.tiers.ssd_names import OWNER_FILE, QUARANTINE, TEMPORARY, is_reserved
 from kvfs.tiers.ssd_owner import LAYOUT, OwnerRecord, Ownership, describe_owner
 from kvfs.tiers.ssd_pages import SsdPages
@@ -193,6 +193,7 @@ class SsdTier(SsdPages):
             (os.rmdir if is_directory else os.unlink)(name, dir_fd=temporary.fd)
             self.leftovers += 1
         self.quarantine.load(self.beside(QUARANTINE).fd)
+        self.has_labels = can_label(temporary.fd, b"label")
         reason = ssd_directory.probe_direct(temporary.fd, b"probe")
         if reason:
             self.lose_direct(reason)
@@ -253,7 +254,7 @@ class SsdTier(SsdPages):
             for name, delete in names:
                 if path == b"." and is_reserved(name):
                     continue
-                if is_ours(os.stat(name, dir_fd=dir_fd, follow_symlinks=False)):
+                if self.is_own(dir_fd, name, os.stat(name, dir_fd=dir_fd, follow_symlinks=False)):
                     _delete(name, dir_fd, delete)
         self._directories.clear()
 

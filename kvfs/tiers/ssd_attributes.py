@@ -20,6 +20,7 @@ class RecordAttributes(KernelAttributes):
 
     def __init__(self, prefix: str) -> None:
         super().__init__(prefix)
+        self._record = prefix + RECORD
         self._lock = threading.Lock()
 
     # The record as a whole
@@ -109,15 +110,13 @@ class RecordAttributes(KernelAttributes):
         """The record, and the other attributes by name. A record that was damaged is among the others."""
         record = None
         others: dict[str, bytes] = {}
-        for full_name in os.listxattr(fd):
-            if not full_name.startswith(self.prefix):
-                continue
-            name, value = full_name.removeprefix(self.prefix), os.getxattr(fd, full_name)
-            if name == RECORD:
+        for name in os.listxattr(fd):
+            if name == self._record:
+                value = os.getxattr(fd, name)
                 try:
                     record = Record.unpack(value)
-                    continue
                 except ValueError:
-                    pass
-            others[name] = value
+                    others[RECORD] = value
+            elif name.startswith(self.prefix):
+                others[name.removeprefix(self.prefix)] = os.getxattr(fd, name)
         return record, others

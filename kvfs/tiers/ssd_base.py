@@ -25,6 +25,7 @@ from kvfs.tiers.directories import Directory
 from kvfs.tiers.ssd_accounts import Accounts
 from kvfs.tiers.ssd_attributes import RecordAttributes
 from kvfs.tiers.ssd_directory import is_ours
+from kvfs.tiers.ssd_label import is_labelled
 from kvfs.tiers.ssd_names import FIRST_IDENTITY, ROOT_IDENTITY, binding, prefixes
 from kvfs.tiers.ssd_record import TEXTS, Record
 
@@ -82,6 +83,8 @@ class SsdBase(Tier):
         self.walker: Walker | None = None
         self._step = step
         self._serial = itertools.count()
+        self.has_labels = False
+        """Whether this filesystem can tell our files from copies of them."""
         self.wants_recount = False
         """Somebody found files missing that the accounts still count: ``ssd_scan`` can count anew."""
 
@@ -119,9 +122,28 @@ class SsdBase(Tier):
     def _status(self, directory: Directory, name: bytes) -> os.stat_result:
         """The status of something of ours. Raises FileNotFoundError."""
         status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
-        if not is_ours(status):
+        if not self.is_own(directory.fd, name, status):
             raise FileNotFoundError(NoSuchPage.errno, "what has this name is not ours", name)
         return status
+
+    def is_own(self, dir_fd: int, name: bytes, status: os.stat_result) -> bool:
+        """Whether the tier made what has a name in a directory. A copy that was made of a file is somebody
+        else's, unless it is as good as the file was: the whole tier may come from a backup."""
+        if not is_ours(status):
+            return False
+        if stat.S_ISDIR(status.st_mode) or not self.has_labels:
+            return True
+        fd = os.open(name, _ANY | self._noatime, dir_fd=dir_fd)
+        try:
+            return is_labelled(fd) or self._binding(dir_fd, name) in self.records.record(fd).names
+        except (AttributeMissing, DamagedPage):
+            return False
+        finally:
+            os.close(fd)
+
+    def is_copy(self, fd: int) -> bool:
+        """Whether somebody made a damaged file by copying one of ours."""
+        return self.has_labels and not is_labelled(fd)
 
     def _open_any(self, directory: Directory, name: bytes) -> int:
         """A descriptor of a file or directory, for its attributes."""
@@ -138,7 +160,7 @@ class SsdBase(Tier):
         fd = self._open_any(directory, name)
         try:
             yield status
-            self._bind(fd, drop=(self._binding(directory, name),))
+            self._bind(fd, drop=(self._binding(directory.fd, name),))
         finally:
             os.close(fd)
 
@@ -152,15 +174,16 @@ class SsdBase(Tier):
             raise
         self._account(before, os.fstat(fd))
 
-    def _binding(self, directory: Directory, name: bytes) -> int:
+    def _binding(self, dir_fd: int, name: bytes) -> int:
         """What binds a file to its name in a directory, as that is now; 0 where the directory lost its
         identity, which binds nothing."""
-        if directory is self._root:
+        if dir_fd == self.root_fd:
             return binding(ROOT_IDENTITY, name)
         try:
-            identity = self.records.record(directory.proc + b".").identity
+            identity = self.records.record(b"/proc/self/fd/%d/." % dir_fd).identity
         except (AttributeMissing, DamagedPage):
-            identity = 0
+            is_root = os.path.samestat(os.fstat(dir_fd), os.fstat(self.root_fd))
+            identity = ROOT_IDENTITY if is_root else 0
         return binding(identity, name) if identity else 0
 
     @contextlib.contextmanager
@@ -173,8 +196,8 @@ class SsdBase(Tier):
                 fd = self._open_any(one.directory, one.name)
                 stack.callback(os.close, fd)
                 old, new = (
-                    self._binding(one.directory, one.name),
-                    self._binding(one.new_directory, one.new_name),
+                    self._binding(one.directory.fd, one.name),
+                    self._binding(one.new_directory.fd, one.new_name),
                 )
                 self._bind(fd, add=(new,))
                 self._step("bound")
@@ -240,7 +263,7 @@ class SsdBase(Tier):
             status = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        if not is_ours(status):
+        if not self.is_own(directory.fd, name, status):
             raise NotStorable(f"{name!r} on the SSD is not ours: it stays, and the page is not stored")
         return True
 

@@ -73,7 +73,8 @@ def find_foreign(tier: SsdPages) -> Iterator[Leftover | None]:
                 status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if is_ours(status) and status.st_dev == device:
+            is_own = is_ours(status) if is_reserved(path) else tier.is_own(dir_fd, name, status)
+            if is_own and status.st_dev == device:
                 ours.append(name)
                 yield None
             else:

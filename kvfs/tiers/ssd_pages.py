@@ -34,6 +34,7 @@ from kvfs.tiers.ssd_accounts import Reservation
 from kvfs.tiers.ssd_attributes import RecordAttributes
 from kvfs.tiers.ssd_base import AttributeTexts, Step, occupied
 from kvfs.tiers.ssd_directory import ALIGNMENT, MARK, is_ours
+from kvfs.tiers.ssd_label import label
 from kvfs.tiers.ssd_names import QUARANTINE, TEMPORARY, is_reserved
 from kvfs.tiers.ssd_quarantine import REASONS, Quarantine, damage
 from kvfs.tiers.ssd_record import Record
@@ -230,6 +231,8 @@ class SsdPages(SsdTree):
         fd = os.open(temporary, _NEW | (os.O_DIRECT if direct else 0), 0o600 | MARK, dir_fd=directory.fd)
         try:
             self._step("created")
+            if self.has_labels:
+                label(fd)
             if size:
                 ssd_directory.allocate(fd, -(-size // ALIGNMENT) * ALIGNMENT)
             self._step("allocated")
@@ -258,7 +261,7 @@ class SsdPages(SsdTree):
         with self.lock:
             targets = [self._prepare_target(path, parents) for path, parents in names]
             if not written.is_named:
-                bindings = tuple(self._binding(directory, name) for directory, name in targets)
+                bindings = tuple(self._binding(directory.fd, name) for directory, name in targets)
                 self.describe(fd, Record(digest=page.digest, names=bindings), page.attributes)
                 self._step("described")
                 self.accounts.enlarge(written.reservation, occupied(os.fstat(fd)))
@@ -338,11 +341,12 @@ class SsdPages(SsdTree):
             if not is_ours(status) or not stat.S_ISREG(status.st_mode):
                 raise NoSuchPage(f"{path!r} on the SSD is not a page")
             record, attributes = self.records.examine(fd)
-            reason = damage(record, attributes, status.st_size)
+            is_bound = record is not None and self.is_bound(path, record)
+            reason = damage(record, attributes, status.st_size) or ("" if is_bound else "name")
+            if reason and not is_bound and self.is_copy(fd):
+                raise NoSuchPage(f"{path!r} on the SSD is a copy that somebody made")
             if record is None or record.digest is None or reason:
                 raise DamagedPage(f"{path!r}: {REASONS[reason]}", reason, status.st_ino)
-            if not self.is_bound(path, record):
-                raise DamagedPage(f"{path!r}: {REASONS['name']}", "name", status.st_ino)
             return OpenedPage(fd, record.digest, record, attributes, status)
         except BaseException:
             os.close(fd)

@@ -23,15 +23,28 @@ HITS: Final = "hits"
 MOST_HITS: Final = (1 << 32) - 1
 
 _HEAD = struct.Struct("<IB")
-_DIGEST = struct.Struct("<16sQ")
-_OWNER = struct.Struct("<HII")
-_HITS = struct.Struct("<I")
-_IDENTITY = struct.Struct("<Q")
 
 _HAS_DIGEST = 1
 _HAS_OWNER = 2
 _IS_SPARSE = 4
 _HAS_IDENTITY = 8
+
+
+def _format(fields: int, names: int) -> str:
+    """The layout as ``struct`` writes it."""
+    digest = "16sQ" if fields & _HAS_DIGEST else ""
+    owner = "HII" if fields & _HAS_OWNER else ""
+    identity = "Q" if fields & _HAS_IDENTITY else ""
+    return f"<IB{digest}{owner}I{identity}{names}Q"
+
+
+@lru_cache(maxsize=1024)
+def _layout(fields: int, length: int) -> struct.Struct:
+    """The layout of a record of so many bytes. Raises ValueError where there is none."""
+    names, rest = divmod(length - struct.calcsize(_format(fields, 0)), 8)
+    if names < 0 or rest:
+        raise ValueError("the record of a file has a strange length")
+    return struct.Struct(_format(fields, names))
 
 
 _owner = lru_cache(maxsize=1024)(Owner)
@@ -52,22 +65,22 @@ class Record:
 
     def pack(self) -> bytes:
         fields = 0
-        parts = []
+        parts: list[bytes | int] = []
         if self.digest is not None:
             fields |= _HAS_DIGEST
-            parts.append(_DIGEST.pack(bytes.fromhex(self.digest.hex), self.digest.size))
+            parts += (bytes.fromhex(self.digest.hex), self.digest.size)
         if self.owner is not None:
             fields |= _HAS_OWNER
-            parts.append(_OWNER.pack(self.owner.mode, self.owner.uid, self.owner.gid))
+            parts += (self.owner.mode, self.owner.uid, self.owner.gid)
         if self.sparse:
             fields |= _IS_SPARSE
-        parts.append(_HITS.pack(min(self.hits, MOST_HITS)))
+        parts.append(min(self.hits, MOST_HITS))
         if self.identity:
             fields |= _HAS_IDENTITY
-            parts.append(_IDENTITY.pack(self.identity))
-        parts.append(struct.pack(f"<{len(self.names)}Q", *self.names))
-        body = bytes([fields]) + b"".join(parts)
-        return struct.pack("<I", xxhash.xxh32_intdigest(body)) + body
+            parts.append(self.identity)
+        parts += self.names
+        packed = struct.pack(_format(fields, len(self.names)), 0, fields, *parts)
+        return struct.pack("<I", xxhash.xxh32_intdigest(packed[4:])) + packed[4:]
 
     @classmethod
     def unpack(cls, value: bytes) -> Record:
@@ -77,32 +90,20 @@ class Record:
         checksum, fields = _HEAD.unpack_from(value)
         if checksum != xxhash.xxh32_intdigest(value[4:]):
             raise ValueError("the record of a file does not match its checksum")
-        try:
-            return cls._unpack_fields(value, fields)
-        except struct.error:
-            raise ValueError("the record of a file is cut short") from None
-
-    @classmethod
-    def _unpack_fields(cls, value: bytes, fields: int) -> Record:
-        record = cls(sparse=bool(fields & _IS_SPARSE))
-        offset = _HEAD.size
+        parts = _layout(fields, len(value)).unpack(value)
+        digest = owner = None
+        identity, place = 0, 2
         if fields & _HAS_DIGEST:
-            content, size = _DIGEST.unpack_from(value, offset)
-            record.digest = Digest(content.hex(), size)
-            offset += _DIGEST.size
+            digest = Digest(parts[2].hex(), parts[3])
+            place = 4
         if fields & _HAS_OWNER:
-            record.owner = _owner(*_OWNER.unpack_from(value, offset))
-            offset += _OWNER.size
-        (record.hits,) = _HITS.unpack_from(value, offset)
-        offset += _HITS.size
+            owner = _owner(*parts[place : place + 3])
+            place += 3
+        hits = parts[place]
         if fields & _HAS_IDENTITY:
-            (record.identity,) = _IDENTITY.unpack_from(value, offset)
-            offset += _IDENTITY.size
-        names, rest = divmod(len(value) - offset, 8)
-        if rest:
-            raise ValueError("the record of a file has a strange length")
-        record.names = struct.unpack_from(f"<{names}Q", value, offset)
-        return record
+            place += 1
+            identity = parts[place]
+        return cls(digest, owner, bool(fields & _IS_SPARSE), hits, identity, parts[place + 1 :])
 
     # The same as attributes with a name and a text, as every tier has them
 

@@ -4,7 +4,7 @@ Everything may change meanwhile: each piece is looked at under the tier's lock, 
 moves. 100,000 pages take 2 to 3 s. Decisions: a file with our mark but without a readable record, of another
 length than its digest says, or under another's name is a damaged page and goes to quarantine; it was stored
 with all of that, so it is no leftover. A file without our mark is somebody else's: it is reported and left
-alone.
+alone; so is a copy that somebody made of one of ours (``ssd_label``).
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ class Scan:
         self._pending: list[tuple[bytes, int]] = [(b"", ROOT_IDENTITY)]
         self._met: set[int] = set()
         """The inodes of directories that are pending or done."""
+        self._set_aside: list[bytes] = []
+        self._flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW | tier.noatime
         root = os.fstat(tier.root_fd)
         self._device = root.st_dev
         with tier.lock:
@@ -139,6 +141,11 @@ class Scan:
             pass
         return batch
 
+    def take_set_aside(self) -> list[bytes]:
+        """Where damaged pages lay that were quarantined since this was last asked."""
+        taken, self._set_aside = self._set_aside, []
+        return taken
+
     def run(self) -> Findings:
         """The whole walk at once: counts anew, and quarantines."""
         try:
@@ -158,9 +165,13 @@ class Scan:
             if here is None:
                 return True
             chunk = list(islice(here.entries, _CHUNK))
+            prefix = here.path + b"/" if here.path else b""
             for entry in chunk:
                 with contextlib.suppress(FileNotFoundError):
-                    self._examine(here, entry, batch)
+                    if prefix or not is_reserved(entry.name):
+                        self._examine(here, entry, prefix + entry.name, batch)
+                    else:
+                        self._examine_reserved(here, entry)
             if not chunk:
                 here.close()
                 self._here = None
@@ -194,42 +205,56 @@ class Scan:
                 names,
             )
 
-    def _examine(self, here: _Here, entry: os.DirEntry[bytes], batch: list[Stored]) -> None:
+    def _examine(self, here: _Here, entry: os.DirEntry[bytes], path: bytes, batch: list[Stored]) -> None:
+        """Looks at one name. 100,000 of them are to take a second: here it is the calls that cost."""
         name = entry.name
-        path = here.path + b"/" + name if here.path else name
-        if not here.path and is_reserved(name):
-            self._examine_reserved(here, entry)
-            return
-        if not (entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)):
+        if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
             self._note_foreign(path)
             return
-        fd = os.open(
-            name,
-            os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW | self._tier.noatime,
-            dir_fd=here.fd,
-        )
+        fd = os.open(name, self._flags, dir_fd=here.fd)
         try:
             status = os.fstat(fd)
             if not is_ours(status) or status.st_dev != self._device:
                 self._note_foreign(path)
                 return
             record, attributes = self._tier.records.examine(fd)
+            in_place = (
+                record is not None and binding(here.identity, name) in record.names and here.identity != 0
+            )
+            is_directory = stat.S_ISDIR(status.st_mode)
+            if not is_directory and not in_place and self._tier.is_copy(fd):
+                self._note_foreign(path)
+                return
         finally:
             os.close(fd)
         self._tier.accounts.count(status.st_ino, occupied(status))
-        in_place = here.identity != 0 and record is not None and binding(here.identity, name) in record.names
-        if stat.S_ISDIR(status.st_mode):
+        if is_directory:
             self._note_directory(path, status, record if in_place else None)
-            record = record or Record()
+            if record is None:
+                return
             self.findings.directories += 1
         else:
             reason = damage(record, attributes, status.st_size) or ("" if in_place else "name")
             if reason or record is None:
                 self.findings.damaged[reason] += 1
+                self._set_aside.append(path)
                 self._tier.set_aside(path, reason)
                 return
             self.findings.pages += 1
-        batch.append(_stored(path, status, record, attributes))
+        batch.append(
+            Stored(
+                path,
+                is_directory,
+                record,
+                attributes,
+                status.st_size,
+                status.st_blocks,
+                status.st_nlink,
+                status.st_ino,
+                status.st_mtime_ns,
+                status.st_atime_ns,
+            )
+        )
 
     def _note_directory(self, path: bytes, status: os.stat_result, record: Record | None) -> None:
         if status.st_ino not in self._met:
@@ -267,27 +292,14 @@ def _moved_path(path: bytes, moves: Sequence[Move]) -> bytes:
     return path
 
 
-def _stored(path: bytes, status: os.stat_result, record: Record, attributes: dict[str, bytes]) -> Stored:
-    return Stored(
-        path,
-        stat.S_ISDIR(status.st_mode),
-        record,
-        attributes,
-        status.st_size,
-        status.st_blocks,
-        status.st_nlink,
-        status.st_ino,
-        status.st_mtime_ns,
-        status.st_atime_ns,
-    )
-
-
 async def scan_in_background(
     tier: SsdPages,
     adopt: Callable[[list[Stored]], None],
+    set_aside: Callable[[list[bytes]], None] = lambda _: None,
     limiter: trio.CapacityLimiter | None = None,
 ) -> Findings:
-    """Walks the tier in a thread, giving each batch to ``adopt`` on the event loop, which serves meanwhile.
+    """Walks the tier in a thread, giving each batch to ``adopt`` on the event loop, which serves meanwhile, and
+    to ``set_aside`` where damaged pages lay that are in quarantine now.
 
     Python does not look for garbage cycles while this goes on: it would look through all that was adopted,
     again and again, which takes as long as the walk itself and stops the loop for 60 ms at 40,000 pages.
@@ -296,8 +308,10 @@ async def scan_in_background(
     collects = gc.isenabled()
     gc.disable()
     try:
-        while batch := await trio.to_thread.run_sync(scan.next_batch, limiter=limiter):
+        while not scan.findings.is_complete:
+            batch = await trio.to_thread.run_sync(scan.next_batch, limiter=limiter)
             adopt(batch)
+            set_aside(scan.take_set_aside())
             await trio.sleep(PAUSE)
     finally:
         scan.close()

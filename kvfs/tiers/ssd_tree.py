@@ -112,7 +112,7 @@ class SsdTree(SsdBase):
             self._status(old_directory, old_name)
             new_directory, new_name = self._locate(new)
             self._identity(new.rpartition(b"/")[0])
-            bound = self._binding(new_directory, new_name)
+            bound = self._binding(new_directory.fd, new_name)
             fd = self._open_any(old_directory, old_name)
             try:
                 self._bind(fd, add=(bound,))

@@ -100,6 +100,14 @@ async def test_pages_in_use_are_not_evicted(pool: Pool, openings: Openings, oper
     assert entry.state == STORED
 
 
+async def test_an_empty_file_is_not_in_use(pool: Pool, operations: Any) -> None:
+    entry = create(pool, b"empty")
+    assert await refused(ask(operations, entry, EVICT, b"1")) == errno.EBUSY
+    pool.remove_writer(entry)
+    await ask(operations, entry, EVICT, b"1")
+    assert pool.index.find(b"empty") is entry
+
+
 async def test_a_page_that_the_ssd_does_not_take_stays(
     pool: Pool, storage: Storage, operations: Any, expect_log: LogGuard
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -166,6 +167,19 @@ async def test_a_page_damaged_meanwhile_is_a_miss(base: Path, expect_log: LogGua
         assert pool.index.find(b"page") is None
         assert await read(openings, files.find(pool, b"other")) == NEW
         await storage(pool).history.settled()
+
+
+async def test_pages_found_damaged_at_the_start_are_misses(base: Path, expect_log: LogGuard) -> None:
+    expect_log("quarantined")
+    async with daemon(base) as pool:
+        for number in range(3):
+            await demoted(pool, b"%d" % number, OLD)
+    os.truncate(base / "ssd" / "0", 10)
+    (base / "ssd" / "1").rename(base / "ssd" / "moved")
+    async with daemon(base) as pool:
+        assert set(pool.index.root.children) == {b"2"}
+        assert pool.counters.misses == {"corrupt": 2}
+        assert dict(storage(pool).tier.damaged) == {"size": 1, "name": 1}
 
 
 async def test_files_of_others_are_left_alone(base: Path, expect_log: LogGuard) -> None:

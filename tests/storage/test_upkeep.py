@@ -13,6 +13,8 @@ import trio
 from kvfs.errors import TimedOut
 from kvfs.pool import Pool
 from kvfs.storage import upkeep
+from kvfs.storage.described import RESIDENT
+from kvfs.storage.set_aside import copies_were_set_aside
 from kvfs.storage.storage import Storage
 from kvfs.storage.upkeep import leftovers_text
 from kvfs.tiers import ssd_scan
@@ -21,7 +23,7 @@ from kvfs.tiers.ssd_scan import Scan, Stored
 from tests.conftest import LogGuard
 from tests.pool import files
 from tests.pool.files import MIB, page, pattern
-from tests.storage.disks import demoted, stored
+from tests.storage.disks import demoted, on_ssd, stored
 
 DATA = pattern(100_000)
 
@@ -192,3 +194,34 @@ async def test_a_disk_that_fails_while_it_is_counted(
             await storage.upkeep.recount()
     assert storage.tier.accounts.used_bytes == used
     assert (await storage.upkeep.recount()).drift_bytes == 0
+
+
+async def test_a_recount_tells_of_copies_that_it_sets_aside(
+    pool: Pool, storage: Storage, expect_log: LogGuard
+) -> None:
+    expect_log("quarantined")
+    there = await demoted(pool, b"there", DATA)
+    both = await stored(pool, b"both", DATA)
+    for name in ("there", "both"):
+        os.truncate(storage.tier.directory / name, 10)
+    await storage.upkeep.recount()
+    await files.wait_until(lambda: both.stored == RESIDENT)
+    await storage.history.settled()
+    assert there.parent is None
+    assert on_ssd(pool, b"both") == DATA, "DRAM has it, and so it is copied again"
+    assert pool.counters.misses == {"corrupt": 2}
+
+
+async def test_a_page_stored_again_while_its_copy_is_set_aside_stays(
+    pool: Pool, storage: Storage, expect_log: LogGuard
+) -> None:
+    expect_log("quarantined")
+    await demoted(pool, b"page", DATA)
+    os.truncate(storage.tier.directory / "page", 10)
+    assert storage.tier.set_aside(b"page", "size")
+    pool.remove_everywhere(files.find(pool, b"page"))
+    again = await stored(pool, b"page", DATA)
+    copies_were_set_aside(storage, [b"page"])
+    await storage.history.settled()
+    assert again.stored == RESIDENT
+    assert on_ssd(pool, b"page") == DATA
