@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,5 @@ def base(
     request: pytest.FixtureRequest,
 ) -> Path:
     """A directory of a test's own."""
-    path = scratch / "".join(c if c.isalnum() else "-" for c in request.node.name)[:60]
-    path.mkdir()
-    return path
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:60]
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=scratch))

@@ -21,7 +21,7 @@ NAME = b"disk"
 _FILE = pyfuse3.ROOT_INODE + 1
 
 
-class SickDisk(pyfuse3.Operations):  # type: ignore[misc]
+class SickDisk(pyfuse3.Operations):
     """One file. While it hangs, requests wait until the mood changes."""
 
     def __init__(self, image: int) -> None:

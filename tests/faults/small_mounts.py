@@ -23,12 +23,13 @@ def data(number: int) -> bytes:
 class Mount(KvfsMount):
     """A small pool on a disk of a test's own."""
 
-    def __init__(self, base: Path, disk: Path, capacity: str = "200M", pool_bytes: int = 64 * MIB) -> None:
-        ssd = ("--ssd", str(disk / "kvfs"), "--ssd-capacity", capacity, "--ssd-read-path", "direct")
+    def __init__(self, base: Path, disk: Path, *arguments: str, number: int = 1) -> None:
+        ssd = ("--ssd", str(disk / "kvfs"), "--ssd-capacity", "200M", "--ssd-read-path", "direct")
         super().__init__(
-            *(base / "mount", pool_bytes),
+            *(base / f"mount-{number}", 64 * MIB),
             *(*ssd, "--settle", "0s", "--ssd-write-delay", "0s"),
             *("--io-timeout", f"{IO_TIMEOUT}s", "--flush-timeout", "2s"),
+            *arguments,
         )
 
     def store(self, name: str, number: int) -> Path:
@@ -62,9 +63,10 @@ class Mount(KvfsMount):
 
 
 @contextlib.contextmanager
-def serving(base: Path, disk: Path, capacity: str = "200M") -> Iterator[Mount]:
-    """A mount that must end in order, and in whose log no bug may show."""
-    with Mount(base, disk, capacity) as mount:
+def serving(base: Path, disk: Path, *arguments: str, number: int = 1) -> Iterator[Mount]:
+    """A mount that must end in order, and in whose log no bug may show. ``number`` tells it from others on
+    the same disk."""
+    with Mount(base, disk, *arguments, number=number) as mount:
         yield mount
         log = mount.log
         mount.umount()
