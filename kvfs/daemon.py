@@ -145,7 +145,7 @@ class Daemon:
                 b"config": lambda: (json.dumps(status.config(), indent=2) + "\n").encode(),
             },
             (config.owner_uid, config.owner_gid),
-            {b"leftovers": partial(leftovers_text, pool.storage)},
+            {b"leftovers": partial(leftovers_text, pool)},
         )
         channel.start()
         session = f"/dev/fd/{channel.session_fd}"

@@ -11,7 +11,19 @@ import click
 
 from kvfs import __version__, errors
 
-_VERBS = ("mount", "umount", "status", "doctor", "verify", "gc", "evict", "prefetch", "simulate")
+_VERBS = (
+    "mount",
+    "umount",
+    "status",
+    "doctor",
+    "verify",
+    "gc",
+    "evict",
+    "prefetch",
+    "pin",
+    "unpin",
+    "simulate",
+)
 
 
 class _Verbs(click.Group):

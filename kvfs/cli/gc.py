@@ -32,27 +32,31 @@ Leftovers = dict[str, Any]
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: what .kvfs/leftovers of the mount holds.")
 def command(mountpoint: str, delete: bool, as_json: bool) -> None:
     """Show what is left over on the SSD tier of MNT: temporaries that were never finished, damaged pages that
-    were set aside, and files that are not kvfs's own.
+    were set aside, and files that are not kvfs's own. Show also pages that would have expired, were they not
+    pinned.
 
     Only the first two are deleted, by root or the owner of MNT. What is being written is not left over.
     """
     path = mounts.resolve_mountpoint(mountpoint)
     require_mount(path)
-    before = after = _read(path)
-    if delete and before is not None:
+    found = before = _read(path)
+    if delete and before["ssd"] is not None:
         _delete(path)
-        after = _read(path)
+        found = _read(path)
     if as_json:
-        print(json.dumps({"ssd": after}, indent=2))
-    elif before is None or after is None:
+        print(json.dumps(found, indent=2))
+        return
+    if before["ssd"] is None:
         print(f"{path} has no SSD tier: nothing can be left over")
     else:
-        print("\n".join(_text(path, before, after, delete)))
+        print("\n".join(_text(path, before["ssd"], found["ssd"], delete)))
+    if found["expired"]["count"]:
+        print("\n".join(_expired(found["expired"])))
 
 
-def _read(mountpoint: Path) -> Leftovers | None:
-    found = json.loads(read_control(mountpoint, "leftovers", DEADLINE_SECONDS))["ssd"]
-    assert found is None or isinstance(found, dict)
+def _read(mountpoint: Path) -> Leftovers:
+    found = json.loads(read_control(mountpoint, "leftovers", DEADLINE_SECONDS))
+    assert isinstance(found, dict)
     return found
 
 
@@ -69,10 +73,7 @@ def _text(mountpoint: Path, before: Leftovers, after: Leftovers, delete: bool) -
     lines = [f"{mountpoint}: SSD tier in {before['directory']}"]
     for kind, meaning in _KINDS.items():
         found = before[kind]
-        lines.append(f"{found['count']} {meaning}, {format_size(found['bytes'])}")
-        lines += ["  " + _line(row) for row in found["files"]]
-        if more := found["count"] - len(found["files"]):
-            lines.append(f"  and {more} more")
+        lines += _listed(found, meaning)
     count = sum(before[kind]["count"] for kind in _DELETED)
     if delete:
         gone = [before[kind]["count"] - after[kind]["count"] for kind in _DELETED]
@@ -81,6 +82,19 @@ def _text(mountpoint: Path, before: Leftovers, after: Leftovers, delete: bool) -
     elif count:
         lines.append(f"kvfs gc {mountpoint} --delete deletes {format_count(count, 'file')} of these")
     return lines
+
+
+def _listed(found: Leftovers, meaning: str) -> list[str]:
+    lines = [f"{found['count']} {meaning}, {format_size(found['bytes'])}"]
+    lines += ["  " + _line(row) for row in found["files"]]
+    if more := found["count"] - len(found["files"]):
+        lines.append(f"  and {more} more")
+    return lines
+
+
+def _expired(found: Leftovers) -> list[str]:
+    """Pages whose time is over: those that are not pinned go by themselves within a second or so."""
+    return _listed(found, "expired, and kept because they are pinned: kvfs unpin lets them go")
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ EVICT: Final = "user.kvfs.evict"
 PREFETCH: Final = "user.kvfs.prefetch"
 LEFTOVERS: Final = "user.kvfs.leftovers"
 TIER: Final = "user.kvfs.tier"
+PIN: Final = "user.kvfs.pin"
 
 AT_ONCE: Final = 4
 """Requests that are under way at once: the daemon would not do more of them at once anyway."""

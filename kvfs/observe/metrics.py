@@ -37,6 +37,10 @@ class _StatusCollector(Collector):
             yield _by_tier(CounterMetricFamily, name, key, documentation, status["tiers"])
         yield from _of_the_ssd(status["tiers"].get("ssd"))
         for name, documentation, value in (
+            ("pinned_pages", "Pages that stay in DRAM.", status["pinned"]["pages"]),
+            ("pinned_bytes", "Bytes of pages that stay in DRAM.", status["pinned"]["bytes"]),
+            ("pin_budget_bytes", "Bytes that may be pinned.", status["pinned"]["budget_bytes"]),
+            ("expiring_pages", "Pages that will expire.", status["expiring"]["pages"]),
             ("drafts", "Files being written.", status["drafts"]),
             ("unsealed", "Drafts without a writer that wait for their digest.", status["unsealed"]),
             ("uptime_seconds", "Seconds since the mount.", status["uptime_seconds"]),

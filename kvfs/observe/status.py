@@ -62,6 +62,7 @@ class Status:
                 },
                 **({} if pool.storage is None else {"ssd": pool.storage.statistics()}),
             },
+            **pool.lifetimes.statistics(),
             "drafts": len(pool.writing),
             "unsealed": pool.unsealed,
             "sealed": {"pages": counters.sealed, "bytes": counters.sealed_bytes},
@@ -132,6 +133,8 @@ class Status:
                 f"{pages}; {format_size(dram['reserve_bytes'])} kept free for writers",
             ),
             *_ssd_lines(status["tiers"].get("ssd")),
+            ("pinned", _pinned(status["pinned"])),
+            ("expiring", format_count(status["expiring"]["pages"], "page")),
             ("drafts", f"{status['drafts']} being written, {status['unsealed']} waiting for their digest"),
             ("hits", f"{status['hits']['dram']}"),
             ("misses", _counts(status["misses"]) if misses else "0"),
@@ -183,6 +186,11 @@ def _left_out(reasons: dict[str, dict[str, int]]) -> str:
     """What is in DRAM and is not to be on the SSD, with the reasons."""
     words = [f"{format_size(one['bytes'])} {reason}" for reason, one in reasons.items() if one["pages"]]
     return f"; left out: {', '.join(words)}" if words else ""
+
+
+def _pinned(pinned: dict[str, int]) -> str:
+    size, budget = format_size(pinned["bytes"]), format_size(pinned["budget_bytes"])
+    return f"{format_count(pinned['pages'], 'page')}, {size} of at most {budget}"
 
 
 def _setting(name: str, entry: dict[str, Any]) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from kvfs.tiers.ssd_leftovers import Leftover, delete_temporaries, find_foreign,
 from kvfs.tiers.ssd_scan import PAUSE, Findings, Stored, scan_in_background
 
 if TYPE_CHECKING:
+    from kvfs.pool import Pool
     from kvfs.storage.storage import Storage
 
 log = logging.getLogger("kvfs.storage.upkeep")
@@ -138,10 +139,10 @@ class Upkeep:
             count.done.set()
 
 
-async def leftovers_text(storage: Storage | None) -> bytes:
+async def leftovers_text(pool: Pool) -> bytes:
     """The content of .kvfs/leftovers: JSON, in which "ssd" is null without an SSD tier."""
-    found = None if storage is None else await storage.upkeep.leftovers()
-    return (json.dumps({"ssd": found}, indent=2) + "\n").encode()
+    found = None if pool.storage is None else await pool.storage.upkeep.leftovers()
+    return (json.dumps({"ssd": found, "expired": pool.lifetimes.expired()}, indent=2) + "\n").encode()
 
 
 def _row(path: bytes, size: int, since_ns: int, **more: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ async def test_each_kind_is_counted_and_named(pool: Pool, storage: Storage, expe
     expect_log("quarantined")
     entry = await demoted(pool, b"page", DATA)
     temporary, theirs = leave_behind(storage)
-    found = json.loads(await leftovers_text(storage))["ssd"]
+    found = json.loads(await leftovers_text(pool))["ssd"]
     assert found["directory"] == str(storage.tier.directory)
     for kind, path, occupied in (
         ("temporaries", ".kvfs-temporary/left", temporary.stat().st_blocks * 512),
@@ -64,16 +64,19 @@ async def test_each_kind_is_counted_and_named(pool: Pool, storage: Storage, expe
     pool.remove_everywhere(entry)
 
 
-async def test_without_an_ssd_there_is_nothing(pool: Pool) -> None:
-    assert json.loads(await leftovers_text(None)) == {"ssd": None}
+async def test_without_an_ssd_there_is_nothing(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "storage", None)
+    found = json.loads(await leftovers_text(pool))
+    assert found == {"ssd": None, "expired": {"count": 0, "bytes": 0, "files": []}}
+    monkeypatch.undo()
 
 
-async def test_names_that_are_not_text_are_shown(storage: Storage) -> None:
+async def test_names_that_are_not_text_are_shown(pool: Pool, storage: Storage) -> None:
     await storage.walked.wait()
     name = b"\xff\n"
     path = Path(os.fsdecode(name))
     (storage.tier.directory / path).touch()
-    (row,) = json.loads(await leftovers_text(storage))["ssd"]["foreign"]["files"]
+    (row,) = json.loads(await leftovers_text(pool))["ssd"]["foreign"]["files"]
     assert os.fsencode(row["path"]) == name
     (storage.tier.directory / path).unlink()
 
