@@ -9,7 +9,7 @@ from typing import Final, Literal
 WritePolicy = Literal["all", "reuse"]
 
 PLACES: Final = 1 << 18
-"""Keys that can be remembered, in 4 bytes each."""
+"""Keys that can be remembered, in 4 bytes each: two for a page."""
 _WAYS = 4
 
 

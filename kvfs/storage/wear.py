@@ -47,8 +47,9 @@ class LastDay:
         return sum(amount for hour, amount in self._hours if hour > now // HOUR - 24)
 
     def a_day(self, now: float) -> int:
-        """What a whole day would come to, if it went on like this."""
-        return int(self.total(now) * DAY / min(max(now - self._began, 1.0), DAY))
+        """What a whole day would come to, if it went on like this; in the first hour, if nothing came until
+        its end."""
+        return int(self.total(now) * DAY / min(max(now - self._began, HOUR), DAY))
 
 
 class Wear:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,11 +25,11 @@ def base() -> Iterator[Path]:
         yield directory
 
 
-def mounted(base: Path) -> KvfsMount:
+def mounted(base: Path, *options: str) -> KvfsMount:
     """The same disk each time."""
     number = len(list(base.iterdir()))
-    disk = ("--ssd", str(base / "disk"), "--ssd-capacity", str(CAPACITY), "--ssd-write-delay", "0s")
-    return KvfsMount(base / f"mount-{number}", POOL, *disk)
+    disk = ("--ssd", str(base / "disk"), "--ssd-capacity", str(CAPACITY))
+    return KvfsMount(base / f"mount-{number}", POOL, *disk, *(options or ("--ssd-write-delay", "0s")))
 
 
 def data(number: int) -> bytes:
@@ -158,3 +159,38 @@ def test_pages_that_another_mount_wrote_to_the_ssd_meanwhile_are_the_newer_ones(
         assert "what was left in DRAM is older, and is dropped" in first.log
         first.umount()
     assert (base / "disk" / "changed").read_bytes() == data(2)
+
+
+def test_what_is_removed_in_time_is_never_written(base: Path) -> None:
+    with mounted(base, "--ssd-write-delay", "5s") as mount:
+        paths = fill(mount, 6)
+        began = time.monotonic()
+        for path in paths[:3]:
+            path.unlink()
+        paths[3].write_bytes(data(7))
+        (mount.path / "pages/temporary").write_bytes(data(8))
+        (mount.path / "pages/temporary").rename(paths[4])
+        assert mount.status()["tiers"]["ssd"]["unstored"] in (1, 2, 3), "what is being written is none yet"
+        wait_until(lambda: mount.status()["tiers"]["ssd"]["written"] == 3, 20, "the others are written")
+        assert time.monotonic() - began > 2
+        ssd = mount.status()["tiers"]["ssd"]
+        assert (ssd["unstored_bytes"], ssd["written_bytes"]) == (0, 3 * SIZE)
+        assert (base / "disk/pages/03").read_bytes() == data(7)
+        assert (base / "disk/pages/04").read_bytes() == data(8)
+
+
+def test_with_reuse_only_what_is_asked_for_again_is_written(base: Path) -> None:
+    with mounted(base, "--ssd-write-delay", "0s", "--ssd-write-policy", "reuse") as mount:
+        paths = fill(mount, 4)
+        wait_until(lambda: "not-reused" in mount.status()["tiers"]["ssd"]["left_out"], 10, "it is decided")
+        assert paths[1].read_bytes() == data(1)
+        (mount.path / "pages/temporary").write_bytes(data(9))
+        (mount.path / "pages/temporary").rename(paths[2])
+        on_disk = base / "disk/pages"
+        wait_until(
+            lambda: sorted(os.listdir(on_disk)) == ["01", "02"], 10, "what was touched twice is written"
+        )
+        left_out = mount.status()["tiers"]["ssd"]["left_out"]["not-reused"]
+        assert left_out == {"pages": 2, "bytes": 2 * SIZE}
+        mount.umount()
+    assert sorted(os.listdir(on_disk)) == ["01", "02"]

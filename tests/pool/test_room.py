@@ -222,3 +222,21 @@ async def test_a_failure_of_the_evictor_does_not_end_the_mount(
         entry = create(pool, b"draft")
         await trio.sleep(0.05)
     pool.remove_writer(entry)
+
+
+@pytest.mark.parametrize(("percent", "gone"), [(100.0, "unread"), (10.0, "read")])
+async def test_pages_that_were_read_again_are_protected_up_to_a_share(
+    pool: Pool, openings: Openings, percent: float, gone: str
+) -> None:
+    pool.policy.protected_percent = percent
+    for number in range(5):
+        await page(pool, b"unread-%d" % number, pattern(MIB, number))
+    entries = await pages(pool, 10, prefix=b"read-")
+    for _ in range(3):
+        for entry in entries:
+            await read(openings, entry)
+    await pool.evictor.free(5 * MIB)
+    kinds = [name.rpartition(b"-")[0].decode() for name in left(pool)]
+    assert {kind: kinds.count(kind) for kind in ("read", "unread")} == (
+        {"read": 10, "unread": 0} if gone == "unread" else {"read": 5, "unread": 5}
+    )

@@ -82,5 +82,6 @@ def test_the_last_day_is_the_last_24_hours() -> None:
 def test_a_rate_is_of_the_time_since_the_mount() -> None:
     day = LastDay(0.0)
     day.add(100, 1800.0)
-    assert day.a_day(1800.0) == 4800
+    assert day.a_day(1800.0) == 2400
+    assert day.a_day(2.0 * HOUR) == 1200
     assert day.a_day(12.0 * HOUR) == 200
