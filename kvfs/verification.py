@@ -260,7 +260,7 @@ class Verifier:
             finished.set()
 
         storage.history.append(look, done)
-        await finished.wait()
+        await storage.history.wait_for(finished.is_set)
         if errors:
             raise errors[0]
         return looks[-1]

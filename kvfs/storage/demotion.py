@@ -280,6 +280,9 @@ class Demotions:
         if entry.state not in (SEALED, UNCHECKED) or entry.parent is None:
             self.forget(entry)
             return False
+        if entry.stored is not None:  # nobody waited until it had its name
+            await self._storage.history.wait_for(lambda: entry.stored in (None, RESIDENT))
+            return entry.stored == RESIDENT
         try:
             fd = pool.tier.open(entry.path(), _UNSEEN)
         except FileNotFoundError:
@@ -374,28 +377,36 @@ class Demotions:
         self._unpublished.append(written)
         before, written.page = written.page, now
         names = [(parent.child_path(name), storage.parents(parent)) for parent, name in entry.names()]
-        result: list[Exception | None] = []
-        finished = trio.Event()
-
-        def done(error: Exception | None) -> None:
-            result.append(error)
-            finished.set()
-
+        results: list[Exception | bool] = []
         self._serial += 1
         entry.stored = token = b"on its way %d" % self._serial  # this copy, and no later one
+
+        def done(error: Exception | None) -> None:
+            results.append(self._published(entry, token, written, error))
+
         storage.history.append(lambda: storage.tier.publish_page(written, names), done)
         if (now.atime_ns, now.mtime_ns) != (before.atime_ns, before.mtime_ns):
             storage.history.set_times(names[0][0], now.atime_ns, now.mtime_ns)
-        await finished.wait()
+        await storage.history.wait_for(lambda: bool(results))
+        if isinstance(results[0], Exception):
+            raise results[0]
+        return results[0]
+
+    def _published(
+        self, entry: Entry, token: bytes, written: WrittenPage, error: Exception | None
+    ) -> Exception | bool:
+        """The history came to the copy, whoever waits for that still: whether the page has it now, or why
+        not."""
+        storage = self._storage
         step("demote.published")
         self._unpublished.remove(written)
-        if result[0] is not None:
+        if error is not None:
             self._abandon(written)
         if entry.stored != token:  # rewritten or removed since, which the history has undone
             return False
-        if result[0] is not None:
+        if error is not None:
             entry.stored = None
-            raise result[0]
+            return error
         entry.stored = RESIDENT
         self.forget(entry)
         self.written += 1

@@ -4,24 +4,28 @@ The mount's own calls never wait for the SSD. Each change of a name, and each pa
 becomes a step here; one thread does the steps one after the other. So the tree on the SSD is at all times
 what the tree of the mount was a moment ago, less the pages that are not stored yet: a name that is absent
 there is no error.
+
+Whoever asks the SSD about a page waits for the steps that concern it, and for no others. Where the SSD does
+not do them they hear so at once: a disk that turned read-only still has all that did not move.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import trio
 
 from kvfs.counters import LimitedLog
-from kvfs.errors import NotStorable
+from kvfs.errors import NotStorable, TierFailed
 from kvfs.page import OWNER, Owner
 from kvfs.steps import step as pass_step
 from kvfs.tiers import ssd_following as following
+from kvfs.tiers.ssd_names import prefixes
 from kvfs.tiers.ssd_tree import SsdTree
 
 log = logging.getLogger("kvfs.storage.history")
@@ -38,10 +42,13 @@ Done = Callable[[Exception | None], None]
 
 
 class Step(NamedTuple):
-    """One thing to do on the SSD, and whom to tell on the event loop that it was done, or why not."""
+    """One thing to do on the SSD, and whom to tell on the event loop that it was done, or why not. Until then
+    ``moves`` and all below them lie elsewhere there, and the attributes of ``changes`` are older."""
 
     work: Callable[[], object]
     done: Done | None
+    moves: Sequence[bytes] = ()
+    changes: Sequence[bytes] = ()
 
 
 class NoHistory:
@@ -69,14 +76,20 @@ class NoHistory:
 class History(NoHistory):
     """Steps that wait for the SSD. Belongs to the event loop but for the steps' work."""
 
-    def __init__(self, tier: SsdTree, given_up: Callable[[str], None]) -> None:
-        """``given_up`` is told why, when the SSD can never catch up with the mount any more."""
+    def __init__(self, tier: SsdTree, given_up: Callable[[str], None], timeout: Callable[[], float]) -> None:
+        """``given_up`` is told why, when the SSD can never catch up with the mount any more; ``timeout`` says
+        in how many seconds it must have done a few steps."""
         self._tier = tier
         self._given_up = given_up
+        self._timeout = timeout
         self._steps: deque[Step] = deque()
+        self._moves: Counter[bytes] = Counter()
+        """How many steps that wait give each path another meaning, or will."""
+        self._changes: Counter[bytes] = Counter()
+        """The same for attributes."""
         self._changed = trio.Event()
-        self._idle = trio.Event()
-        self._idle.set()
+        self._progress = trio.Event()
+        """Set, and replaced, whenever steps were done or the SSD failed to."""
         self._log = LimitedLog(log)
         self.failure = ""
         """Why the SSD does not do what it is told; empty while it does."""
@@ -89,7 +102,14 @@ class History(NoHistory):
     def __len__(self) -> int:
         return len(self._steps)
 
-    def append(self, work: Callable[[], object], done: Done | None = None) -> None:
+    def append(
+        self,
+        work: Callable[[], object],
+        done: Done | None = None,
+        *,
+        moves: Sequence[bytes] = (),
+        changes: Sequence[bytes] = (),
+    ) -> None:
         """One more step. An error of the disk is tried again until it passes; any other goes to ``done``."""
         if self.is_lost:
             if done is not None:
@@ -99,47 +119,61 @@ class History(NoHistory):
             self._give_up(f"{LONGEST} changes wait for the SSD tier, which does not answer: {self.failure}")
             self.append(work, done)
             return
-        self._steps.append(Step(work, done))
+        self._steps.append(Step(work, done, moves, changes))
+        self._moves.update(moves)
+        self._changes.update(changes)
         self._changed.set()
-        if self._idle.is_set():
-            self._idle = trio.Event()
 
     def _give_up(self, reason: str) -> None:
         self.is_lost = True
-        steps, self._steps = self._steps, deque()
-        for step in steps:
-            if step.done is not None:
-                step.done(NotStorable("the SSD tier was given up"))
-        self._idle.set()
+        while self._steps:
+            done = self._take().done
+            if done is not None:
+                done(NotStorable("the SSD tier was given up"))
+        self._tell_progress()
         self._given_up(reason)
+
+    def _take(self) -> Step:
+        """The oldest step waits no more."""
+        step = self._steps.popleft()
+        for counts, paths in ((self._moves, step.moves), (self._changes, step.changes)):
+            for path in paths:
+                counts[path] -= 1
+                if not counts[path]:
+                    del counts[path]
+        return step
+
+    def _tell_progress(self) -> None:
+        self._progress.set()
+        self._progress = trio.Event()
 
     # What happens to names
 
     def make_directory(self, path: bytes, owner: Owner) -> None:
         attributes = {OWNER: owner.format().encode()}
-        self.append(lambda: following.mkdir(self._tier, path, attributes))
+        self.append(lambda: following.mkdir(self._tier, path, attributes), moves=(path,))
 
     def remove_directory(self, path: bytes) -> None:
-        self.append(lambda: following.rmdir(self._tier, path))
+        self.append(lambda: following.rmdir(self._tier, path), moves=(path,))
 
     def unlink(self, path: bytes) -> None:
-        self.append(lambda: following.unlink(self._tier, path))
+        self.append(lambda: following.unlink(self._tier, path), moves=(path,))
 
     def link(self, old: bytes, new: bytes) -> None:
-        self.append(lambda: following.link(self._tier, old, new))
+        self.append(lambda: following.link(self._tier, old, new), moves=(new,))
 
     def rename(self, old: bytes, new: bytes, flags: int) -> None:
         self.renames += 1
-        self.append(lambda: following.rename(self._tier, old, new, flags))
+        self.append(lambda: following.rename(self._tier, old, new, flags), moves=(old, new))
 
     def set_owner(self, path: bytes, owner: Owner) -> None:
         self.set_attribute(path, OWNER, owner.format().encode())
 
     def set_attribute(self, path: bytes, name: str, value: bytes) -> None:
-        self.append(lambda: following.set_attribute(self._tier, path, name, value))
+        self.append(lambda: following.set_attribute(self._tier, path, name, value), changes=(path,))
 
     def remove_attribute(self, path: bytes, name: str) -> None:
-        self.append(lambda: following.remove_attribute(self._tier, path, name))
+        self.append(lambda: following.remove_attribute(self._tier, path, name), changes=(path,))
 
     def set_times(self, path: bytes, access_ns: int, modification_ns: int) -> None:
         self.append(lambda: _set_times(self._tier, path, access_ns, modification_ns))
@@ -147,35 +181,71 @@ class History(NoHistory):
     # Doing it
 
     async def settled(self) -> None:
-        """Waits until everything that was appended has been done."""
+        """Waits until everything that was appended has been done, however long the SSD fails to."""
         while self._steps:
-            await self._idle.wait()
+            await self._progress.wait()
+
+    async def wait_for(self, is_done: Callable[[], bool]) -> None:
+        """Waits for what steps bring about. Raises TierFailed while the SSD does not do them."""
+        while not is_done():
+            if self.failure:
+                raise TierFailed(f"the SSD tier does not follow the mount: {self.failure}")
+            await self._progress.wait()
+
+    async def caught_up(self) -> None:
+        """Waits as `settled`, and raises as `wait_for`."""
+        await self.wait_for(lambda: not self._steps)
+
+    async def followed(self, path: bytes) -> None:
+        """Waits until a path means the same on the SSD as in the mount, and raises as `wait_for`."""
+        await self.wait_for(lambda: not self._concern(path))
+
+    def _concern(self, path: bytes) -> bool:
+        """Whether steps that wait have to do with what a path means."""
+        if not self._steps:
+            return False
+        return path in self._changes or any(prefix in self._moves for prefix in prefixes(path))
 
     async def run(self) -> None:
         """Does the steps for as long as the mount serves."""
         pause = FIRST_RETRY
         while True:
             if not self._steps:
-                self._idle.set()
                 self._changed = trio.Event()
                 await self._changed.wait()
             batch = [self._steps[place] for place in range(min(BATCH, len(self._steps)))]
-            finished, failure = await trio.to_thread.run_sync(self._do, batch, abandon_on_cancel=True)
+            finished, failure = await self._do_in_time(batch)
             if self.is_lost:
                 continue
             for step, error in finished:
-                self._steps.popleft()
+                self._take()
                 if step.done is not None:
                     step.done(error)
                 elif error is not None:
                     self._log.warning("step", f"the SSD tier did not follow a change: {error}")
             self.failure = failure
+            self._tell_progress()
             if not failure:
                 pause = FIRST_RETRY
                 continue
             self._log.warning("failed", f"the SSD tier does not follow: {failure}")
             await trio.sleep(pause)
             pause = min(pause * 2, LAST_RETRY)
+
+    async def _do_in_time(self, steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
+        """Does steps in a thread, and says that they fail while it does not come back."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            done = await trio.to_thread.run_sync(self._do, steps, abandon_on_cancel=True)
+            nursery.cancel_scope.cancel()
+        return done
+
+    async def _watch(self) -> None:
+        seconds = self._timeout()
+        await trio.sleep(seconds)
+        self.failure = f"it did not answer within {seconds:g} s"
+        self._log.warning("failed", f"the SSD tier does not follow: {self.failure}")
+        self._tell_progress()
 
     def _do(self, steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
         """In the thread: does the steps up to the first at which the disk fails; returns those, each with its

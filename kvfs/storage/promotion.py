@@ -178,5 +178,5 @@ class Promotions:
         """A miss, and the file in quarantine."""
         pool, path = self._storage.pool, entry.path()
         pool.count_miss(entry, "corrupt")
-        self._storage.history.append(lambda: self._storage.tier.set_aside(path, reason))
+        self._storage.history.append(lambda: self._storage.tier.set_aside(path, reason), moves=(path,))
         pool.remove_everywhere(entry)

@@ -86,7 +86,7 @@ class Storage:
         self.jobs = Jobs(ABANDONED)
         self._questions = trio.CapacityLimiter(QUESTIONS)
         self.health = Health("SSD tier")
-        self.history = History(tier, self.give_up)
+        self.history = History(tier, self.give_up, lambda: self.io_timeout)
         self.demotions = Demotions(
             self, Unstored(settle_seconds, write_delay_seconds), Admission(write_policy)
         )
@@ -165,7 +165,7 @@ class Storage:
         if self.walked.is_set() or self.history.is_lost:
             return None
         path = directory.child_path(name)
-        await self._follow()
+        await self.history.followed(path)
         found = await self._in_thread(lambda path: look(self.tier, path), path)
         if found is not None and name not in directory.children:
             self.adoption.adopt([found])
@@ -248,15 +248,18 @@ class Storage:
         return await self.ask(entry, self.tier.list_attributes)
 
     async def ask(self, entry: Entry, question: Callable[[bytes], Answer]) -> Answer:
-        """Asks the disk about an entry, by its path: once the disk has followed the mount so far, and again
-        if a rename came between, since the path may have meant another file. Raises StalePage, TimedOut."""
+        """Asks the disk about an entry, by its path: once that means the same there, and again if a rename
+        came between, since it may have meant another file. Raises StalePage, TimedOut, and TierFailed."""
         while True:
-            await self._follow()
             if entry.parent is None:
                 raise StalePage("the page was removed")
+            path = entry.path()
+            await self.history.followed(path)
+            if entry.parent is None or entry.path() != path:
+                continue
             renames = self.history.renames
             try:
-                answer = await self._in_thread(question, entry.path())
+                answer = await self._in_thread(question, path)
             except (OSError, KvfsError):
                 if renames == self.history.renames:
                     raise
@@ -265,12 +268,6 @@ class Storage:
                     return answer
                 if isinstance(answer, OpenedPage):
                     os.close(answer.fd)
-
-    async def _follow(self) -> None:
-        with trio.move_on_after(self.io_timeout):
-            await self.history.settled()
-            return
-        raise self.failed("it does not follow the mount")
 
     async def _in_thread(self, question: Callable[[bytes], Answer], path: bytes) -> Answer:
         """One call that may wait for the disk. Raises TimedOut, and what the call raises."""
@@ -350,7 +347,7 @@ class Storage:
                 victims.append(entry)
         for entry in victims:
             self._evict(entry)
-        await self.history.settled()
+        await self.history.caught_up()
 
     def _evict(self, entry: Entry) -> None:
         if entry.stored == RESIDENT:

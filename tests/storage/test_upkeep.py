@@ -208,8 +208,8 @@ async def test_a_recount_tells_of_copies_that_it_sets_aside(
     for name in ("there", "both"):
         os.truncate(storage.tier.directory / name, 10)
     await storage.upkeep.recount()
-    await files.wait_until(lambda: both.stored == RESIDENT)
     await storage.history.settled()
+    await files.wait_until(lambda: both.stored == RESIDENT)
     assert there.parent is None
     assert on_ssd(pool, b"both") == DATA, "DRAM has it, and so it is copied again"
     assert pool.counters.misses == {"corrupt": 2}

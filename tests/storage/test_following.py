@@ -1,0 +1,126 @@
+"""An SSD that does not follow the mount: reads go on where nothing moved, and fail at once elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+import pytest
+import trio
+
+from kvfs.errors import TierFailed
+from kvfs.fs.attributes import ExtendedAttributes
+from kvfs.opening import Openings
+from kvfs.pool import Pool
+from kvfs.storage.described import RESIDENT
+from kvfs.storage.storage import Storage
+from tests.conftest import LogGuard
+from tests.pool import files
+from tests.pool.files import page, pattern, read, wait_until
+from tests.storage.disks import demoted, empty_dram, on_ssd
+
+DATA = pattern(100_000)
+AT_ONCE = 1.0
+"""Seconds, on a machine that is busy."""
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, storage: Storage, name: str, number: int = errno.EROFS) -> None:
+    """One thing that the SSD does no more."""
+
+    def fail(*_arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(storage.tier, name, fail)
+
+
+def rename(pool: Pool, old: bytes, new: bytes) -> None:
+    pool.names.rename(pool.index.root, old, pool.index.root, new, 0)
+
+
+async def test_reads_of_what_did_not_move_go_on(
+    pool: Pool, storage: Storage, openings: Openings, monkeypatch: pytest.MonkeyPatch, expect_log: LogGuard
+) -> None:
+    expect_log("does not follow")
+    entries = {}
+    for name in (b"moved", b"directory", b"other"):
+        directory = files.mkdir(pool, name)
+        entries[name] = await page(pool, b"page", DATA, directory)
+    await storage.demotions.finish()
+    await empty_dram(pool)
+    refuse(monkeypatch, storage, "rename")
+    rename(pool, b"moved", b"elsewhere")
+    with trio.fail_after(AT_ONCE):
+        assert await read(openings, entries[b"directory"]) == DATA
+    await wait_until(lambda: bool(storage.history.failure))
+    with trio.fail_after(AT_ONCE):
+        assert await read(openings, entries[b"other"]) == DATA
+        with pytest.raises(TierFailed, match="does not follow the mount: Read-only file system"):
+            await read(openings, entries[b"moved"])
+    assert pool.counters.misses == {}
+    monkeypatch.undo()
+    await storage.history.settled()
+    assert await read(openings, entries[b"moved"]) == DATA
+    assert on_ssd(pool, b"elsewhere/page") == DATA
+
+
+async def test_attributes_are_those_that_were_set_last(pool: Pool, storage: Storage) -> None:
+    entry, other = await demoted(pool, b"page", DATA), await demoted(pool, b"other", DATA)
+    attributes = ExtendedAttributes(pool)
+    for number in range(20):
+        await attributes.set(entry, "user.note", b"%d" % number)
+        assert await attributes.get(entry, "user.note") == b"%d" % number
+    assert await attributes.list(other)
+
+
+async def test_a_disk_that_hangs_while_it_follows_keeps_nobody_waiting_for_long(
+    pool: Pool, storage: Storage, openings: Openings, expect_log: LogGuard
+) -> None:
+    expect_log("does not follow: it did not answer within 0.3 s")
+    moved, other = await demoted(pool, b"moved", DATA), await demoted(pool, b"other", DATA)
+    storage.io_timeout = 0.3
+    released = threading.Event()
+    storage.history.append(lambda: released.wait(20))
+    try:
+        rename(pool, b"moved", b"elsewhere")
+        with trio.fail_after(AT_ONCE):
+            assert await read(openings, other) == DATA
+            for _ in range(2):
+                with pytest.raises(TierFailed, match="it did not answer within"):
+                    await read(openings, moved)
+        assert not storage.is_following
+        assert any("did not answer" in line for line in storage.degraded())
+    finally:
+        released.set()
+    await storage.history.settled()
+    assert await read(openings, moved) == DATA
+    assert storage.degraded() == []
+
+
+async def test_nobody_waits_for_a_copy_that_cannot_get_its_name(
+    pool: Pool, storage: Storage, monkeypatch: pytest.MonkeyPatch, expect_log: LogGuard
+) -> None:
+    expect_log("does not follow|was not copied")
+    refuse(monkeypatch, storage, "publish_page")
+    entry = await page(pool, b"page", DATA)
+    with trio.fail_after(AT_ONCE):
+        assert not await storage.demotions.copy(entry)
+        assert not await storage.demotions.copy(entry)
+    monkeypatch.undo()
+    await wait_until(lambda: entry.stored == RESIDENT)
+    assert on_ssd(pool, b"page") == DATA
+    assert storage.demotions.written == 1
+
+
+async def test_what_is_removed_before_its_copy_has_a_name_never_appears(
+    pool: Pool, storage: Storage, monkeypatch: pytest.MonkeyPatch, expect_log: LogGuard
+) -> None:
+    expect_log("does not follow|was not copied")
+    refuse(monkeypatch, storage, "publish_page", errno.EIO)
+    entry = await page(pool, b"page", DATA)
+    await wait_until(lambda: bool(storage.history.failure))
+    pool.remove_everywhere(entry)
+    again = await page(pool, b"page", DATA[::-1])
+    monkeypatch.undo()
+    await wait_until(lambda: again.stored == RESIDENT)
+    assert on_ssd(pool, b"page") == DATA[::-1]
