@@ -226,7 +226,8 @@ def _remove_if_empty(directory: Path) -> None:
     try:
         directory.rmdir()
     except OSError as error:
-        if error.errno not in (numbers.ENOTEMPTY, numbers.ENOENT):
+        # In a container it may be a mount: then it is not ours to remove.
+        if error.errno not in (numbers.ENOTEMPTY, numbers.ENOENT, numbers.EBUSY):
             raise
 
 
