@@ -121,6 +121,7 @@ class Adoption:
                 return
             if self._is_copy(existing, digest):
                 existing.stored = RESIDENT
+                self._link(existing, found.path)
             else:
                 storage.history.unlink(found.path)
             return
@@ -141,6 +142,13 @@ class Adoption:
             self._by_inode[found.inode] = entry
         self._pages.append((max(found.atime_ns, found.mtime_ns), entry))
         self._bytes += found.size
+
+    def _link(self, entry: Entry, path: bytes) -> None:
+        """The SSD has a page under one of its names. It may not have followed the others before a crash, and
+        the page will be asked for by any of them."""
+        for parent, name in entry.names():
+            if (other := parent.child_path(name)) != path:
+                self._storage.history.link(path, other)
 
     def _is_copy(self, entry: Entry, digest: Digest | None) -> bool:
         """Whether a page in DRAM is the same as one on the SSD."""

@@ -133,6 +133,20 @@ async def test_where_the_two_differ_dram_is_right(base: Path) -> None:
         assert on_ssd(pool, b"page") == NEW
 
 
+async def test_links_that_the_ssd_did_not_follow_are_made_there(base: Path) -> None:
+    async with daemon(base, keep_dram=True) as pool:
+        for name in (b"0", b"1"):
+            await stored(pool, name, OLD)
+        await storage(pool).history.settled()
+    for name in ("0", "1"):  # the daemon is killed right after it made them in DRAM
+        os.link(base / "dram" / name, base / "dram" / f"link of {name}")
+    async with daemon(base) as pool:
+        await empty_dram(pool)
+        for path in (b"link of 0", b"0", b"1", b"link of 1"):
+            assert on_ssd(pool, path) == OLD
+            assert await read(Openings(pool), files.find(pool, path)) == OLD
+
+
 async def test_pages_leave_in_the_order_of_their_last_use(base: Path) -> None:
     async with daemon(base) as pool:
         for number in range(5):
