@@ -22,7 +22,7 @@ EVERY_STEP = (*STEPS, *(f"ssd.{step}" for step in (*STORING_STEPS, *MOVING_STEPS
 ROUNDS = int(os.environ.get("KVFS_FAULT_ROUNDS", "40"))
 SEED = int(os.environ.get("KVFS_FAULT_SEED", "1"))
 SECONDS_A_ROUND = 15
-MOST_CALLS = 200
+MOST_CALLS = 120
 
 
 class Rounds:

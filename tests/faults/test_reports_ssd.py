@@ -291,7 +291,7 @@ def test_what_was_written_and_never_read_is_shown_and_misses_have_reasons(base: 
 def unread(mount: Mount) -> int:
     pages = {age: row["pages"] for age, row in mount.tier("ssd")["never_read"].items()}
     assert sum(pages.values()) == pages["<1h"]
-    return pages["<1h"]
+    return int(pages["<1h"])
 
 
 def test_cufile_without_a_gpu_moves_the_same_bytes_and_says_how(base: Path) -> None:
