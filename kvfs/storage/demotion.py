@@ -161,6 +161,8 @@ class Demotions:
     async def finish(self) -> None:
         """Copies all that is wanted, without waiting for it to settle; for the end of a mount."""
         await self._storage.walked.wait()
+        if self._storage.history.is_lost:
+            return
         self._storage.pool.collect_touches()
         for entry, since in self.unstored.settled(math.inf):
             self._decide(entry, since)

@@ -116,7 +116,7 @@ class History(NoHistory):
                 done(NotStorable("the SSD tier was given up"))
             return
         if len(self._steps) >= LONGEST:
-            self._give_up(f"{LONGEST} changes wait for the SSD tier, which does not answer: {self.failure}")
+            self.give_up(f"{LONGEST} changes wait for the SSD tier, which does not answer: {self.failure}")
             self.append(work, done)
             return
         self._steps.append(Step(work, done, moves, changes))
@@ -124,8 +124,11 @@ class History(NoHistory):
         self._changes.update(changes)
         self._changed.set()
 
-    def _give_up(self, reason: str) -> None:
-        self.is_lost = True
+    def give_up(self, reason: str) -> None:
+        """Nothing is done any more; what waits is told so. Nothing happens the second time."""
+        if self.is_lost:
+            return
+        self.is_lost, self.failure = True, reason
         while self._steps:
             done = self._take().done
             if done is not None:
@@ -243,6 +246,8 @@ class History(NoHistory):
     async def _watch(self) -> None:
         seconds = self._timeout()
         await trio.sleep(seconds)
+        if self.is_lost:
+            return
         self.failure = f"it did not answer within {seconds:g} s"
         self._log.warning("failed", f"the SSD tier does not follow: {self.failure}")
         self._tell_progress()

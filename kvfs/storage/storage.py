@@ -26,6 +26,7 @@ from kvfs.storage.demotion import Demotions
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.directory_times import DirectoryTimes
 from kvfs.storage.history import History
+from kvfs.storage.place import Place
 from kvfs.storage.promotion import Promotions
 from kvfs.storage.unstored import Unstored
 from kvfs.storage.upkeep import Upkeep
@@ -86,7 +87,8 @@ class Storage:
         self.jobs = Jobs(ABANDONED)
         self._questions = trio.CapacityLimiter(QUESTIONS)
         self.health = Health("SSD tier")
-        self.history = History(tier, self.give_up, lambda: self.io_timeout)
+        self.history = History(tier, self._lose, lambda: self.io_timeout)
+        self.place = Place(self)
         self.demotions = Demotions(
             self, Unstored(settle_seconds, write_delay_seconds), Admission(write_policy)
         )
@@ -118,6 +120,7 @@ class Storage:
         nursery.start_soon(self.demotions.run, nursery)
         nursery.start_soon(self._walk)
         nursery.start_soon(self._note_uses)
+        nursery.start_soon(self.place.run)
         nursery.start_soon(self.directory_times.run)
         nursery.start_soon(self.wear.run)
 
@@ -183,7 +186,8 @@ class Storage:
     @property
     def is_following(self) -> bool:
         """Whether the SSD does what happens to names, and all that is on it is known."""
-        return not self.history.is_lost and not self.history.failure and self.walked.is_set()
+        is_well = not (self.history.is_lost or self.history.failure or self.place.problem)
+        return is_well and self.walked.is_set()
 
     @property
     def is_working(self) -> bool:
@@ -377,6 +381,7 @@ class Storage:
         return {
             "capacity_bytes": tier.capacity_bytes,
             "used_bytes": tier.used_bytes,
+            "working": self.is_working,
             "pages": len(self.order),
             "unstored": len(unstored),
             "unstored_bytes": unstored.waiting_bytes,
@@ -408,7 +413,9 @@ class Storage:
         if self.demotions.health.is_failed:
             lines.append(f"the SSD tier takes no pages: {self.demotions.health.statistics().reason}")
         if self.history.is_lost:
-            lines.append("the SSD tier was given up: it is used again after the next mount")
+            lines.append(f"the SSD tier is given up until the next mount: {self.history.failure}")
+        elif self.place.problem:
+            lines.append(f"the SSD tier takes no pages: {self.place.problem}")
         elif self.history.failure:
             lines.append(f"the SSD tier does not follow: {self.history.failure}")
         if reason := self.read_path().reason:
@@ -419,7 +426,10 @@ class Storage:
 
     def give_up(self, reason: str) -> None:
         """The SSD can never catch up: what is only there is lost, and it is not used until the next mount."""
-        self._log.warning("given-up", f"the SSD tier is given up: {reason}")
+        self.history.give_up(reason)
+
+    def _lose(self, reason: str) -> None:
+        self._log.warning("given-up", f"the SSD tier is given up until the next mount: {reason}")
         for entry in list(self.pool.index.entries()):
             if entry.state == STORED:
                 self.pool.remove_everywhere(entry)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import stat
 import uuid
@@ -40,6 +41,8 @@ from kvfs.tiers.ssd_owner import LAYOUT, OwnerRecord, Ownership, describe_owner
 from kvfs.tiers.ssd_pages import SsdPages
 from kvfs.tiers.ssd_quarantine import Quarantined
 from kvfs.tiers.ssd_scan import Scan
+
+log = logging.getLogger("kvfs.tiers.ssd")
 
 LARGEST_QUARANTINE: Final = 1 << 30
 QUARANTINE_PART: Final = 20
@@ -233,7 +236,14 @@ class SsdTier(SsdPages):
 
     def close_cleanly(self) -> None:
         """Lets go of the directory; what was stored is on the disk when this returns. Nothing may be under
-        way any more."""
+        way any more. Where the disk fails, the directory is let go as ``close`` does it."""
+        try:
+            self._leave_in_order()
+        except OSError as error:
+            log.warning("%s could not be left in order: %s", self.directory, error.strerror)
+        self.close()
+
+    def _leave_in_order(self) -> None:
         syscalls.syncfs(self.root_fd)
         self._ownership.write(
             msgspec.structs.replace(
@@ -243,7 +253,6 @@ class SsdTier(SsdPages):
                 used_bytes=self.accounts.used_bytes,
             )
         )
-        self.close()
 
     def empty(self) -> None:
         """Deletes everything that is ours in the tree and in quarantine; what is not stays."""
@@ -257,6 +266,18 @@ class SsdTier(SsdPages):
                 if self.is_own(dir_fd, name, os.stat(name, dir_fd=dir_fd, follow_symlinks=False)):
                     _delete(name, dir_fd, delete)
         self._directories.clear()
+
+    def is_in_place(self) -> bool | None:
+        """Whether the directory is where it was; None where it was removed."""
+        own = os.fstat(self.root_fd)
+        if not own.st_nlink:
+            return None
+        try:
+            return os.path.samestat(os.stat(self.directory), own)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # the disk fails, which is another matter
+            return True
 
     def probe(self) -> None:
         """Writes a block and reads it again. Raises OSError where the disk does not work."""

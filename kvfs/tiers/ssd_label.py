@@ -1,8 +1,8 @@
 """Telling a file that the tier made from a copy that somebody made of it.
 
 Programs that copy files copy the mark (``ssd_directory.MARK``) too, and some the attributes. None copies the
-inode flag that keeps dump(8) from backing up a file, which every page has: chattr(1) calls it "d". Directories do
-not have it, because what is made in them would inherit it.
+inode flag that keeps dump(8) from backing up a file, which every page has: chattr(1) calls it "d".
+Directories do not have it, because what is made in them would inherit it.
 """
 
 from __future__ import annotations

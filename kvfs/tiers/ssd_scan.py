@@ -298,8 +298,8 @@ async def scan_in_background(
     set_aside: Callable[[list[bytes]], None] = lambda _: None,
     limiter: trio.CapacityLimiter | None = None,
 ) -> Findings:
-    """Walks the tier in a thread, giving each batch to ``adopt`` on the event loop, which serves meanwhile, and
-    to ``set_aside`` where damaged pages lay that are in quarantine now.
+    """Walks the tier in a thread, giving each batch to ``adopt`` on the event loop, which serves meanwhile,
+    and to ``set_aside`` where damaged pages lay that are in quarantine now.
 
     Python does not look for garbage cycles while this goes on: it would look through all that was adopted,
     again and again, which takes as long as the walk itself and stops the loop for 60 ms at 40,000 pages.

@@ -11,7 +11,8 @@ import pytest
 from kvfs.errors import TierInUse, TierUnusable
 from kvfs.tiers import ssd_owner
 from tests.conftest import LogGuard
-from tests.tiers.ssds import attach, check_accounts, pages, read, store, tree
+from tests.tiers.conftest import needs_root
+from tests.tiers.ssds import attach, check_accounts, mounted_disk, pages, read, store, tree
 
 
 def owner_file(directory: Path) -> dict[str, object]:
@@ -215,3 +216,19 @@ def test_what_a_killed_process_left_of_its_owner_file_goes(ssd: Path) -> None:
     (ssd / ".kvfs-owner.12345").touch()
     attach(ssd).close()
     assert not (ssd / ".kvfs-owner.12345").exists()
+
+
+@needs_root
+def test_a_disk_that_takes_no_more_is_let_go_all_the_same(tmp_path: Path, expect_log: LogGuard) -> None:
+    expect_log("could not be left in order: Read-only file system")
+    with mounted_disk(tmp_path / "disk", "ext4", 64) as directory:
+        tier = attach(directory / "tier", 32 << 20)
+        store(tier, b"page", b"content")
+        subprocess.run(["mount", "-o", "remount,ro", directory], check=True)
+        tier.close_cleanly()
+        assert tier.root_fd == -1
+        subprocess.run(["mount", "-o", "remount,rw", directory], check=True)
+        tier = attach(directory / "tier", 32 << 20)
+        assert tier.suspect
+        assert pages(tier) == {b"page"}
+        tier.close()
