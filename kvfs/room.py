@@ -255,12 +255,14 @@ class Evictor:
         if self._pool.lifetimes.is_pinned(entry):
             raise PageInUse("the page is pinned")
         storage = self._pool.storage
-        if storage is not None and entry.state in (SEALED, UNCHECKED):
+        is_page = entry.state in (SEALED, UNCHECKED)
+        if storage is not None and is_page:
             await storage.demotions.copy(entry)
         async with self._lock:
             if entry.state == STORED:
                 return
-            if entry.state not in (SEALED, UNCHECKED) or entry.parent is None:
+            # It may have become a page while others evicted, and was not copied then.
+            if not is_page or entry.state not in (SEALED, UNCHECKED) or entry.parent is None:
                 if self._is_empty(entry):
                     return  # and stays so: it takes no room
                 raise PageInUse("the file is being written, or waits for its digest")

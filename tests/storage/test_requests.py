@@ -9,6 +9,8 @@ from typing import Any
 
 import pyfuse3
 import pytest
+import trio
+import trio.testing
 from pyfuse3 import FUSEError
 
 from kvfs.fs.control import ControlFiles
@@ -98,6 +100,26 @@ async def test_pages_in_use_are_not_evicted(pool: Pool, openings: Openings, oper
         assert bytes_of_page[:10] == DATA[:10]
     await ask(operations, entry, EVICT, b"1")
     assert entry.state == STORED
+
+
+async def test_what_becomes_a_page_meanwhile_was_in_use(
+    pool: Pool, storage: Storage, operations: Any
+) -> None:
+    """A draft when it was asked about, a page when others are done with evicting: no failure of the disk."""
+    storage.demotions.unstored.settle_seconds = 1000
+    draft = create(pool, b"draft")
+    put(draft, DATA)
+    async with trio.open_nursery() as nursery:
+        async with pool.evictor._lock:
+            nursery.start_soon(refused_as, operations, draft, errno.EBUSY)
+            await trio.testing.wait_all_tasks_blocked()
+            pool.remove_writer(draft)
+            await settled(pool)
+            assert draft.state == SEALED
+
+
+async def refused_as(operations: Any, entry: Entry, number: int) -> None:
+    assert await refused(ask(operations, entry, EVICT, b"1")) == number
 
 
 async def test_an_empty_file_is_not_in_use(pool: Pool, operations: Any) -> None:
