@@ -109,13 +109,12 @@ async def test_what_becomes_a_page_meanwhile_was_in_use(
     storage.demotions.unstored.settle_seconds = 1000
     draft = create(pool, b"draft")
     put(draft, DATA)
-    async with trio.open_nursery() as nursery:
-        async with pool.evictor._lock:
-            nursery.start_soon(refused_as, operations, draft, errno.EBUSY)
-            await trio.testing.wait_all_tasks_blocked()
-            pool.remove_writer(draft)
-            await settled(pool)
-            assert draft.state == SEALED
+    async with trio.open_nursery() as nursery, pool.evictor._lock:
+        nursery.start_soon(refused_as, operations, draft, errno.EBUSY)
+        await trio.testing.wait_all_tasks_blocked()
+        pool.remove_writer(draft)
+        await settled(pool)
+        assert draft.state == SEALED
 
 
 async def refused_as(operations: Any, entry: Entry, number: int) -> None:
