@@ -27,6 +27,7 @@ class _StatusCollector(Collector):
             ("pages", "pages", "Pages in DRAM; on the SSD those that are only there."),
             ("unstored_bytes", "unstored_bytes", "Bytes of pages that are not on the tier yet."),
             ("quarantined_files", "quarantined", "Damaged files that were set aside."),
+            ("working", "working", "Whether the tier takes pages and follows what happens to names."),
         ):
             yield _by_tier(GaugeMetricFamily, name, key, documentation, status["tiers"])
         for name, key, documentation in (
@@ -43,6 +44,7 @@ class _StatusCollector(Collector):
             ("expiring_pages", "Pages that will expire.", status["expiring"]["pages"]),
             ("drafts", "Files being written.", status["drafts"]),
             ("unsealed", "Drafts without a writer that wait for their digest.", status["unsealed"]),
+            ("degraded", "How many things are off or fail: the status names them.", len(status["degraded"])),
             ("uptime_seconds", "Seconds since the mount.", status["uptime_seconds"]),
             ("passthrough_active", "Whether the kernel moves the bytes.", status["passthrough"]["active"]),
             ("hugepages_active", "Whether pages lie on hugepages.", status["hugepages"]["active"]),

@@ -145,10 +145,17 @@ def test_the_metrics_are_the_status(described: Described) -> None:
     assert values["kvfs_failures_total", "holes"] == 2
     assert values["kvfs_sealed_pages_total", ""] == 5
     assert values["kvfs_passthrough_active", ""] == 0
+    assert values["kvfs_degraded", ""] == len(described.status.read()["degraded"]) > 0
     assert values["kvfs_tier_capacity_bytes", "dram"] == described.pool.tier.room().total_bytes
     assert {name for name, _ in values if name.startswith("kvfs_requests")} == {"kvfs_requests_total"}
     counters.hits += 1
     assert samples(metrics.text())["kvfs_hits_total", ""] == 13
+
+
+def test_a_line_for_a_service_manager(described: Described) -> None:
+    line = described.status.line()
+    assert " of DRAM used; passthrough is off: switched off; " in line
+    assert "\n" not in line
 
 
 def test_what_the_channel_counted_is_told_at_once(

@@ -114,7 +114,7 @@ async def test_a_disk_that_fails_to_write_is_left_alone_for_a_while(
     entry = await page(pool, b"page", OLD)
     await wait_until(lambda: bool(storage.demotions.failures))
     assert entry.stored is None
-    assert not storage.is_working
+    assert not storage.statistics()["working"]
     assert dict(storage.demotions.failures) == {"io-error": 1}
     assert storage.demotions.unstored.waiting_bytes == len(OLD), "it still has to be copied"
     assert any("takes no pages" in line for line in storage.degraded())
