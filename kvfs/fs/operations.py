@@ -315,7 +315,9 @@ class Operations(pyfuse3.Operations):
 
     async def opendir(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> int:
         if inode != control.NUMBER:
-            await self._walked(self._directory(inode))
+            self._directory(inode)
+            if self._pool.storage is not None:
+                await self._pool.storage.listable()
         handle = self._next_listing
         self._next_listing += 1
         if inode == control.NUMBER:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import stat
 from collections.abc import Mapping
@@ -42,10 +43,13 @@ class Adoption:
         self._bytes = 0
         self.found = 0
         """How many names there were so far."""
+        self.progressed = math.inf
+        """When the walk found the last of them (trio's clock)."""
 
     async def run(self) -> None:
         """Takes over everything while the mount serves, and puts the pages in the order of their last use."""
         storage = self._storage
+        self.progressed = trio.current_time()
         try:
             await self._adopt_root()
             set_aside = partial(copies_were_set_aside, storage)
@@ -79,6 +83,7 @@ class Adoption:
     def adopt(self, batch: list[Stored]) -> None:
         """What was found, parents before their children; what is known already stays as it is."""
         self.found += len(batch)
+        self.progressed = trio.current_time()
         for found in batch:
             parent_path, _, name = found.path.rpartition(b"/")
             parent = self._storage.pool.index.find(parent_path)

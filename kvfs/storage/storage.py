@@ -16,7 +16,7 @@ import trio
 from kvfs.copies.choosing import CopiesStatistics
 from kvfs.copies.jobs import Jobs
 from kvfs.counters import LimitedLog
-from kvfs.errors import KvfsError, NotWanted, StalePage, TierFull, TimedOut
+from kvfs.errors import KvfsError, NotWanted, StalePage, TierFailed, TierFull, TimedOut
 from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import OWNER, Digest
 from kvfs.policy import LeastRecentlyUsed
@@ -46,6 +46,9 @@ log = logging.getLogger("kvfs.storage")
 
 LEAST_EVICTED = 16 << 20
 """Bytes: making a little more room than is asked for saves asking the disk for each page."""
+
+STALLED_SECONDS = 2.0
+"""A walk that finds nothing for so long lets nobody wait who wants to see what there is."""
 
 ABANDONED = 16
 """Copies that may be stuck in the kernel, each with a thread and descriptors of its own."""
@@ -168,11 +171,22 @@ class Storage:
         if self.walked.is_set() or self.history.is_lost:
             return None
         path = directory.child_path(name)
-        await self.history.followed(path)
-        found = await self._in_thread(lambda path: look(self.tier, path), path)
-        if found is not None and name not in directory.children:
-            self.adoption.adopt([found])
+        # A disk that fails has nothing for now, and what is made meanwhile is newer than what it may have.
+        with suppress(OSError, TierFailed, TimedOut):
+            await self.history.followed(path)
+            found = await self._in_thread(lambda path: look(self.tier, path), path)
+            if found is not None and name not in directory.children:
+                self.adoption.adopt([found])
         return directory.children.get(name)
+
+    async def listable(self) -> None:
+        """Waits until all names are known, for as long as the walk over the SSD gets on."""
+        while not self.walked.is_set():
+            left = self.adoption.progressed + STALLED_SECONDS - trio.current_time()
+            if left <= 0:
+                return
+            with trio.move_on_after(left):
+                await self.walked.wait()
 
     @property
     def open_flags(self) -> int:
