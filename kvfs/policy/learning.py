@@ -21,6 +21,8 @@ SAMPLE = 4096
 """A fit looks at about so many of the pages, and of the ghosts, whose future is not known yet."""
 BETWEEN_STEPS = 16
 """Uses of pages between two steps of a fit."""
+MOST_STEPS = 4
+"""Steps at once, however many pages are used at once."""
 PARTS = 16
 """It looks at them in so many parts: nobody is to wait for it for a millisecond."""
 _SPREAD = 0x9E3779B97F4A7C15
@@ -37,7 +39,7 @@ def _spread(key: int) -> int:
 class Learner:
     """Watches pages and fits the hazards to what became of them."""
 
-    __slots__ = ("_fits", "_fitting", "_ghosts", "_slots", "_until_fit", "_until_step", "hazards")
+    __slots__ = ("_fits", "_fitting", "_ghosts", "_slots", "_step_after", "_until_fit", "hazards")
 
     def __init__(self, slots: Slots[AnyPage]) -> None:
         self.hazards = Hazards()
@@ -46,7 +48,7 @@ class Learner:
         self._until_fit = LEAST_BETWEEN_FITS
         self._fits = 0
         self._fitting: Iterator[None] = iter(())
-        self._until_step = 0
+        self._step_after = 0
 
     def entered(self, slot: int, key: int) -> bool:
         """A page came in, which is known by any number ``key``; returns whether it came back, and then gives
@@ -85,10 +87,13 @@ class Learner:
         if self._until_fit <= 0:
             self._until_fit = max(LEAST_BETWEEN_FITS, min(self._slots.clock, MEMORY * pages) // NEW_EVIDENCE)
             self._fitting = self._fit(pages, math.exp(-self._until_fit / (MEMORY * max(pages, 1))))
-        self._until_step -= uses
-        if self._until_step <= 0:
-            self._until_step = BETWEEN_STEPS
+        self._step_after -= uses
+        for _ in range(MOST_STEPS):
+            if self._step_after > 0:
+                return
+            self._step_after += BETWEEN_STEPS
             next(self._fitting, None)
+        self._step_after = 0
 
     def _fit(self, pages: int, remembered: float) -> Iterator[None]:
         """Fits to what became of pages, and to every so many pages and ghosts, each standing for those

@@ -11,7 +11,7 @@ from kvfs.policy.hazards import Hazards
 from kvfs.policy.slots import MEMBER, NO_SLOT, PASSED, PINNED, QUEUED, AnyPage, Page, Slots
 
 Ranked = tuple[float, int, int, int]
-"""What the coldest page of a queue is worth, minus its age, the queue, and the page's slot."""
+"""What the coldest or hottest page of a queue is worth, minus its age, the queue, and the page's slot."""
 
 
 class Given(NamedTuple):
@@ -44,9 +44,18 @@ class Victims(Generic[AnyPage]):
         heapq.heapify(self._protected)
 
     def _rank(self, queue: int) -> Ranked | None:
-        slot = self.next_of(queue)
+        """The coldest page of a queue or its hottest one, whichever is worth less: where pages are used again
+        after some time and not before, as in a loop, those that are next are the coldest."""
+        slots = self._slots
+        slot, hottest = self.next_of(queue), slots.colder[queue]
         if not slot:
             return None
+        ranked = self._rank_page(queue, slot)
+        if hottest in (queue, slot) or slots.group[hottest] or self._is_new(hottest):
+            return ranked
+        return min(ranked, self._rank_page(queue, hottest))
+
+    def _rank_page(self, queue: int, slot: int) -> Ranked:
         age = self._slots.age(slot)
         return self._hazards.worth(queue, age), -age, queue, slot
 
@@ -73,7 +82,7 @@ class Victims(Generic[AnyPage]):
         when there is none."""
         slots = self._slots
         while slot := slots.coldest(queue):
-            if slots.clock != self._start and self._is_new(slot):
+            if self._is_new(slot):
                 return NO_SLOT
             if not slots.group[slot] or not self._has_pinned_members(slot):
                 return slot
@@ -81,7 +90,8 @@ class Victims(Generic[AnyPage]):
         return NO_SLOT
 
     def _is_new(self, slot: int) -> bool:
-        return self._slots.age(slot) < self._slots.age_of(self._start)
+        slots = self._slots
+        return slots.clock != self._start and slots.age(slot) < slots.age_of(self._start)
 
     def _has_pinned_members(self, slot: int) -> bool:
         return any(self._slots.flags[member] & PINNED for member in self._slots.members(slot))

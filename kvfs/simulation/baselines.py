@@ -169,36 +169,35 @@ class Optimum(Cache):
 
     def __init__(self, trace: Trace, pool_blocks: int) -> None:
         self._pool_blocks = pool_blocks
-        self._next_uses = _next_uses(trace)
-        self._request = 0
-        self._present: dict[int, tuple[int, int]] = {}
-        """For each block that is present, minus its next use and minus its place in its request."""
-        self._latest: list[tuple[int, int, int]] = []
+        self._next_uses = iter(_next_uses(trace))
+        self._present: dict[int, int] = {}
+        """For each block that is present, its next use."""
+        self._latest: list[tuple[int, int]] = []
+        """A heap of minus the next use and the block; of a block that is present the last one counts."""
 
     def __contains__(self, block: int) -> bool:
         return block in self._present
 
     def use(self, blocks: Sequence[int]) -> None:
-        next_uses = self._next_uses[self._request]
-        self._request += 1
-        for place in range(len(blocks) - 1, -1, -1):
-            block = blocks[place]
-            rank = self._present[block] = -next_uses[place], -place
-            heapq.heappush(self._latest, (*rank, block))
-            while len(self._present) > self._pool_blocks:
-                *rank_of_latest, latest = heapq.heappop(self._latest)
-                if self._present.get(latest) == tuple(rank_of_latest):
-                    del self._present[latest]
+        for block, next_use in zip(blocks, next(self._next_uses), strict=True):
+            self._present[block] = next_use
+            heapq.heappush(self._latest, (-next_use, block))
+        while len(self._present) > self._pool_blocks:
+            next_use, block = heapq.heappop(self._latest)
+            if self._present.get(block) == -next_use:
+                del self._present[block]
 
 
 def _next_uses(trace: Trace) -> list[list[int]]:
-    """For each block of each request the number of the next request that has it, or of none."""
+    """For each block of each request, which of all uses is the next of that block; for the last one, none."""
     soonest: dict[int, int] = {}
     next_uses: list[list[int]] = []
-    for number in range(len(trace.requests) - 1, -1, -1):
-        request = trace.requests[number]
-        next_uses.append([soonest.get(block, len(trace.requests)) for block in request])
-        soonest.update(dict.fromkeys(request, number))
+    place = trace.references
+    for request in reversed(trace.requests):
+        next_uses.append([soonest.get(block, trace.references) for block in request])
+        for block in reversed(request):
+            place -= 1
+            soonest[block] = place
     next_uses.reverse()
     return next_uses
 

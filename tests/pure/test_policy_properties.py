@@ -1,0 +1,249 @@
+"""What holds of the default policy whatever happens, and that with one class it is the order of last use."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from kvfs.errors import OutOfRoom
+from kvfs.policy import SMALL, Entry, ExpectedReuse, LeastRecentlyUsed, learning, reuse
+
+SIZES = (SMALL - 1, SMALL, 5 * SMALL)
+BUDGET = 12 * SMALL
+KEYS = 12
+"""So few that pages come back."""
+
+
+class Page:
+    __slots__ = ("key", "number", "size")
+
+    def __init__(self, number: int, size: int, key: int) -> None:
+        self.number = number
+        self.size = size
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"{self.number}({self.size})"
+
+
+class OrderMachine(RuleBasedStateMachine):
+    """Pages come, are used, are pinned and leave; a model knows what must be true of them."""
+
+    here: Bundle[Page] = Bundle("here")
+
+    @initialize(percent=st.sampled_from([0, 50, 100]))
+    def begin(self, percent: int) -> None:
+        self.order: ExpectedReuse[Page] = ExpectedReuse(
+            key_of=lambda page: page.key, protected_percent=percent, pin_budget=BUDGET
+        )
+        self.pages: set[Page] = set()
+        self.free: list[int] = []
+        self.numbers = itertools.count(1)
+        self.parents: dict[Page, Page] = {}
+        self.leaders: dict[Page, Page] = {}
+        self.pinned: set[Page] = set()
+        self.deadlines: dict[Page, float] = {}
+
+    def make(self, size: int, key: int) -> Page:
+        page = Page(self.free.pop() if self.free else next(self.numbers), size, key)
+        self.pages.add(page)
+        return page
+
+    def note_chain(self, pages: list[Page]) -> None:
+        """Small pages and members of groups have no part in chains. Who has a place keeps it."""
+        chain = [page for page in pages if page.size >= SMALL and page not in self.leaders]
+        for earlier, later in itertools.pairwise(chain):
+            if earlier is not later and later not in self.parents and later not in self.parents.values():
+                self.parents[later] = earlier
+
+    @rule(target=here, size=st.sampled_from(SIZES), key=st.integers(0, KEYS))
+    def add(self, size: int, key: int) -> Page:
+        page = self.make(size, key)
+        self.order.add(page)
+        return page
+
+    @rule(page=here)
+    def touch(self, page: Page) -> None:
+        if page in self.pages:
+            self.order.touch(page)
+
+    @rule(
+        some=st.lists(here, max_size=6),
+        new=st.lists(st.sampled_from(SIZES), max_size=4),
+        together=st.booleans(),
+    )
+    def use(self, some: list[Page], new: list[int], together: bool) -> None:
+        pages = [page for page in some if page in self.pages]
+        pages += [self.make(size, KEYS + 1) for size in new]
+        if together:
+            self.order.use_together(list(dict.fromkeys(pages)))
+        else:
+            self.order.use(pages)
+            self.note_chain(pages)
+
+    @rule(page=here, size=st.sampled_from(SIZES))
+    def attach(self, page: Page, size: int) -> None:
+        if page in self.pages:
+            member = self.make(size, 0)
+            self.order.attach(member, page)
+            self.leaders[member] = self.leaders.get(page, page)
+
+    @rule(page=here)
+    def pin(self, page: Page) -> None:
+        if page not in self.pages:
+            return
+        if page in self.pinned or sum(one.size for one in self.pinned) + page.size <= BUDGET:
+            self.order.pin(page)
+            self.pinned.add(page)
+        else:
+            with pytest.raises(OutOfRoom):
+                self.order.pin(page)
+
+    @rule(page=here)
+    def unpin(self, page: Page) -> None:
+        if page in self.pages:
+            self.order.unpin(page)
+            self.pinned.discard(page)
+
+    @rule(page=here, deadline=st.sampled_from([None, 1.0, 2.0, 3.0]))
+    def expire(self, page: Page, deadline: float | None) -> None:
+        if page in self.pages:
+            self.order.expire(page, deadline)
+            self.deadlines.pop(page, None)
+            if deadline is not None:
+                self.deadlines[page] = deadline
+
+    @rule(page=consumes(here))
+    def remove(self, page: Page) -> None:
+        if page in self.pages:
+            self.order.remove(page)
+            self.gone(page)
+
+    @rule(count=st.integers(1, 8), passed=st.sets(st.integers(0, 8)), now=st.sampled_from([None, 2.0]))
+    def evict(self, count: int, passed: set[int], now: float | None) -> None:
+        """Some of what is given is in use and stays."""
+        for number, page in enumerate(itertools.islice(self.order.victims(now), count)):
+            assert page not in self.pinned
+            if number not in passed:
+                self.order.remove(page, evicted=True)
+                self.gone(page)
+
+    def gone(self, page: Page) -> None:
+        self.pages.discard(page)
+        self.free.append(page.number)
+        self.pinned.discard(page)
+        self.deadlines.pop(page, None)
+        self.parents = {one: other for one, other in self.parents.items() if page not in (one, other)}
+        self.leaders = {one: other for one, other in self.leaders.items() if page not in (one, other)}
+
+    @invariant()
+    def statistics_are_right(self) -> None:
+        found = self.order.statistics()
+        assert (found.pages, found.bytes) == (len(self.pages), sum(page.size for page in self.pages))
+        assert found.pinned == len(self.pinned)
+        assert found.pinned_bytes == sum(page.size for page in self.pinned)
+        assert found.deadlines == len(self.deadlines)
+        used = sum(page.size for page in self.pages if page.size >= SMALL and page not in self.leaders)
+        assert 0 <= found.protected_bytes <= used
+
+    @invariant()
+    def all_but_what_is_pinned_can_leave(self) -> None:
+        kept = {self.leaders.get(page, page) for page in self.pinned}
+        kept |= {page for page, leader in self.leaders.items() if leader in kept} | self.pinned
+        given = list(self.order.victims())
+        assert len(given) == len(set(given))
+        assert set(given) == self.pages - kept
+
+    @invariant()
+    def looking_changes_nothing(self) -> None:
+        assert list(self.order.victims()) == list(self.order.victims())
+
+    @invariant()
+    def what_comes_later_in_a_chain_leaves_earlier(self) -> None:
+        places = {page: place for place, page in enumerate(self.order.victims())}
+        for later, earlier in self.parents.items():
+            if later in places and earlier in places:
+                assert places[later] < places[earlier]
+
+    @invariant()
+    def groups_leave_together(self) -> None:
+        given = list(self.order.victims())
+        for leader in set(self.leaders.values()) & set(given):
+            members = {page for page, other in self.leaders.items() if other is leader}
+            place = given.index(leader)
+            assert set(given[place - len(members) : place]) == members
+
+    @invariant()
+    def what_is_over_leaves_first(self) -> None:
+        for now in (0.5, 2.0):
+            over = {
+                page
+                for page, deadline in self.deadlines.items()
+                if deadline <= now and page not in self.pinned
+            }
+            assert set(self.order.expired(now)) == over
+
+    def teardown(self) -> None:
+        """Everything leaves, however it is chained."""
+        if hasattr(self, "order"):
+            for page in list(self.pinned):
+                self.order.unpin(page)
+            for page in self.order.victims():
+                self.order.remove(page, evicted=True)
+            assert len(self.order) == 0
+
+
+TestOrder = OrderMachine.TestCase
+TestOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class LinkedPage(Page):
+    __slots__ = ("colder", "hotter")
+
+    def __init__(self, number: int, size: int) -> None:
+        super().__init__(number, size, number)
+        self.colder: Entry | None = None
+        self.hotter: Entry | None = None
+
+
+class OneClassMachine(RuleBasedStateMachine):
+    """Where uses tell pages apart no more, there is one class, and no chains."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(reuse, "USES_STEP", bytes(128))
+        self.patch.setattr(learning, "LEAST_BETWEEN_FITS", 4)
+        self.order: ExpectedReuse[LinkedPage] = ExpectedReuse(key_of=lambda page: page.key)
+        self.lru: LeastRecentlyUsed[LinkedPage] = LeastRecentlyUsed()
+        self.pages = [LinkedPage(number, SIZES[number % len(SIZES)]) for number in range(1, 20)]
+
+    @rule(numbers=st.lists(st.integers(0, 18), max_size=30))
+    def use(self, numbers: list[int]) -> None:
+        for number in numbers:
+            page = self.pages[number]
+            for order in (self.order, self.lru):
+                (order.touch if page in order else order.add)(page)
+
+    @rule(count=st.integers(1, 10))
+    def evict(self, count: int) -> None:
+        for page in itertools.islice(self.lru.victims(), count):
+            self.lru.remove(page)
+        for page in itertools.islice(self.order.victims(), count):
+            self.order.remove(page, evicted=True)
+
+    @invariant()
+    def both_agree(self) -> None:
+        assert list(self.order.victims()) == list(self.lru.victims())
+
+    def teardown(self) -> None:
+        if hasattr(self, "patch"):
+            self.patch.undo()
+
+
+TestOneClass = OneClassMachine.TestCase
+TestOneClass.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
