@@ -277,7 +277,7 @@ def ssd_warnings(config: Config) -> list[str]:
     place = config.ssd if os.path.exists(config.ssd) else os.path.dirname(config.ssd)
     with suppress(OSError):  # the daemon says what is wrong with it
         entry = mounts.filesystem_with(os.stat(place).st_dev)
-        if entry is not None and entry.fstype in ("tmpfs", "ramfs"):
+        if entry is not None and entry.fstype in mounts.IN_MEMORY:
             warnings.append(f"{config.ssd} is in memory ({entry.fstype}): its pages do not outlive the host")
     return warnings
 

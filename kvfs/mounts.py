@@ -21,6 +21,8 @@ from kvfs.deadlines import answer_within
 from kvfs.errors import MountpointError, NotPermitted, Unavailable, UsageError
 
 FSTYPE = "fuse.kvfs"
+IN_MEMORY = ("tmpfs", "ramfs")
+"""Filesystems whose files do not outlive the host."""
 
 LOOK_SECONDS = 0.5
 """How long one process may take to show what it holds. Whoever looks at its mappings waits while it changes

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
+from kvfs import mounts
 from kvfs.copies.choosing import CopiesStatistics
 from kvfs.copies.jobs import Jobs
 from kvfs.counters import LimitedLog
@@ -378,12 +379,19 @@ class Storage:
         self.pool.remove_everywhere(entry)
 
     def room(self, dram: Room) -> Room:
-        """The room of both tiers; what is in DRAM alone counts as if it were on the SSD."""
+        """The room of both tiers; what is in DRAM alone counts as if it were on the SSD. Where the SSD is the
+        smaller one, not all that is in DRAM can be there too: they hold as much as both together."""
         ssd, block = self.tier.room(), dram.block_size
-        used = min(ssd.total_bytes, ssd.used_bytes + self.demotions.unstored.total_bytes)
+        total = ssd.total_bytes if ssd.total_bytes >= dram.total_bytes else ssd.total_bytes + dram.total_bytes
+        drafts = sum(
+            os.fstat(entry.holding.read_fd).st_blocks * 512
+            for entry in self.pool.drafts
+            if entry.holding is not None
+        )
+        used = min(total, ssd.used_bytes + self.demotions.unstored.total_bytes + drafts)
         return Room(
-            total_bytes=ssd.total_bytes // block * block,
-            free_bytes=(ssd.total_bytes - used) // block * block,
+            total_bytes=total // block * block,
+            free_bytes=(total - used) // block * block,
             total_inodes=dram.total_inodes,
             free_inodes=dram.free_inodes,
             block_size=block,
@@ -434,6 +442,8 @@ class Storage:
             lines.append(f"the SSD tier does not follow: {self.history.failure}")
         if reason := self.read_path().reason:
             lines.append(f"SSD pages move by {_shown(self.read_path())}: {reason}")
+        if self.tier.filesystem in mounts.IN_MEMORY:
+            lines.append(f"the SSD tier is in memory ({self.tier.filesystem}): it does not outlive the host")
         if not self.tier.direct:
             lines.append(f"SSD pages go through the page cache: {self.tier.direct_reason}")
         return lines

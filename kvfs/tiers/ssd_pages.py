@@ -92,8 +92,8 @@ class OpenedPage:
 
 class SsdPages(SsdTree):
     """``direct``, ``direct_reason``: whether pages bypass the page cache, found by trying, and why not.
-    ``damaged`` counts pages that were quarantined, by reason. ``temporaries`` are the names of those that are
-    being written: what else lies among them is left over."""
+    ``filesystem`` is its type, "ext4" say. ``damaged`` counts pages that were quarantined, by reason.
+    ``temporaries`` are the names of those that are being written: what else lies among them is left over."""
 
     def __init__(
         self,
@@ -111,7 +111,8 @@ class SsdPages(SsdTree):
         self.damaged: Counter[str] = Counter()
         self.temporaries: set[bytes] = set()
         self.quarantine = Quarantine(records, quarantine_bytes, self.unlink)
-        self._is_ordered = ssd_directory.is_ordered(ssd_directory.filesystem_of(root_fd))
+        self.filesystem = ssd_directory.filesystem_of(root_fd)
+        self._is_ordered = ssd_directory.is_ordered(self.filesystem)
         self._limited = LimitedLog(log)
         self._stored = 0
         self._stored_bytes = 0

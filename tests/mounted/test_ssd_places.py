@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,7 +106,8 @@ def test_a_capacity_that_makes_no_sense(base: Path, mount: KvfsMount) -> None:
 
 def test_a_directory_in_memory_and_a_small_capacity_are_warned_about(base: Path) -> None:
     with raw_tmpfs(base / "tmpfs", "size=256m") as directory:
-        mount = KvfsMount(base / "mnt", POOL, "--ssd", str(directory / "tier"), "--ssd-capacity", "64M")
+        options = ("--ssd-capacity", "64M", "--settle", "0s", "--ssd-write-delay", "0s")
+        mount = KvfsMount(base / "mnt", POOL, "--ssd", str(directory / "tier"), *options)
         ended = mount.try_mount()
         assert ended.returncode == 0, ended.stderr
         mount.daemon_pid = int(mount.status()["pid"])
@@ -113,5 +115,14 @@ def test_a_directory_in_memory_and_a_small_capacity_are_warned_about(base: Path)
             small, memory = ended.stderr.splitlines()
             assert "the SSD of 64.0 MiB is smaller than the pool of 128.0 MiB" in small
             assert f"{directory / 'tier'} is in memory (tmpfs): its pages do not outlive the host" in memory
+            assert any("in memory (tmpfs)" in line for line in mount.status()["degraded"])
+            for number in range(12):
+                (mount.path / str(number)).write_bytes(pattern(number, MIB) * 8)
+            room = subprocess.run(["df", "-B1", mount.path], capture_output=True, text=True, check=True)
+            size, used, free = map(int, room.stdout.splitlines()[-1].split()[1:4])
+            occupied = sum(path.stat().st_blocks * 512 for path in mount.path.iterdir())
+            assert size >= POOL, "what DRAM alone can hold"
+            assert occupied <= used <= occupied + 32 * MIB
+            assert size - used == free
         finally:
             mount.close()
