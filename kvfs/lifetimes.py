@@ -110,8 +110,8 @@ class Lifetimes:
             if entry in self._pool.policy:
                 self._pool.policy.unpin(entry)
 
-    def _keep_if_possible(self, entry: Entry) -> None:
-        """A page says of itself that it is pinned."""
+    def keep_if_possible(self, entry: Entry) -> None:
+        """A page that is in the order of its tier says of itself that it is pinned."""
         try:
             self._require_budget(entry)
         except TooManyPins as error:
@@ -144,6 +144,8 @@ class Lifetimes:
                     await storage.promotions.promote(entry)
                 except (OSError, KvfsError) as error:
                     self._log.warning("pinned", f"a pinned page is not in DRAM: {error}")
+                except Exception as error:  # no failure may end the mount
+                    self._log.warning("bug", "a pinned page could not be brought into DRAM", error)
             await trio.sleep(RETRY_SECONDS)
 
     # Expiring
@@ -200,38 +202,43 @@ class Lifetimes:
                 await self._remove(due)
 
     async def _remove(self, numbers: list[int]) -> None:
-        pool, descriptors = self._pool, []
+        pool = self._pool
+        descriptors: list[int] = []
         for number in numbers:
             entry = pool.index.by_number(number)
             if entry is None or entry.parent is None or entry in self._pinned:
                 continue
-            if entry.state != STORED:
-                with suppress(OSError):  # kept, so that a thread frees the memory
-                    descriptors.append(pool.tier.open(entry.path(), os.O_RDONLY))
-            pool.count_miss(entry, "expired")
-            pool.remove_everywhere(entry)
+            try:
+                self._expire(entry, descriptors)
+            except Exception as error:  # no failure may end the mount
+                self._log.warning("expired", "a page that has expired could not be removed", error)
+                self._expiry.set(number, int(time.time() + RETRY_SECONDS))
         await pool.evictor.close(descriptors)
         if pool.storage is not None and len(pool.storage.history) > MOST_CHANGES:
             await pool.storage.history.settled()
 
+    def _expire(self, entry: Entry, descriptors: list[int]) -> None:
+        if entry.state != STORED:
+            with suppress(FileNotFoundError):  # kept open, so that a thread frees the memory
+                descriptors.append(self._pool.tier.open(entry.path(), os.O_RDONLY))
+        self._pool.count_miss(entry, "expired")
+        self._pool.remove_everywhere(entry)
+
     # What becomes of a page
 
-    def stamp(self, entry: Entry, fd: int) -> None:
-        """A draft is about to become a page: from now on its time counts."""
+    def stamp(self, entry: Entry, fd: int) -> bool:
+        """A draft is about to become a page: its time counts from now on. Returns whether it is to be pinned."""
         tier = self._pool.tier
-        seconds = self._default(entry.parent)
-        if TTL in tier.list_attributes(fd):
+        names = tier.list_attributes(fd)
+        seconds = self._default(entry.parent) if self._defaults else 0.0
+        if TTL in names:
             with suppress(ValueError):
                 seconds = Lifetime.parse(tier.get_attribute(fd, TTL)).seconds
         if seconds:
             lifetime = Lifetime(seconds, time.time_ns())
             tier.set_attribute(fd, TTL, lifetime.format().encode())
             self._note(entry, lifetime)
-
-    def sealed(self, entry: Entry, fd: int) -> None:
-        """A draft became a page, which is in the order."""
-        if PIN in self._pool.tier.list_attributes(fd):
-            self._keep_if_possible(entry)
+        return PIN in names
 
     def found(self, entry: Entry, attributes: Mapping[str, bytes]) -> None:
         """A page or directory was there at the start."""
@@ -245,7 +252,7 @@ class Lifetimes:
         if lifetime is not None:
             self._note(entry, lifetime)
         if PIN in attributes:
-            self._keep_if_possible(entry)
+            self.keep_if_possible(entry)
 
     def forget(self, entry: Entry) -> None:
         """A page is written again, or gone, as a directory may be."""

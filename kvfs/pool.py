@@ -336,16 +336,17 @@ class Pool:
         self.face.publish(entry)
         self.sealer.schedule(entry)
 
-    def sealed(self, entry: Entry) -> None:
+    def sealed(self, entry: Entry, *, is_pinned: bool = False) -> None:
         """A draft became a page."""
         self.drafts.discard(entry)
         self.policy.add(entry)
         self.evictor.note_size(entry.size)
         if entry.holding is not None:
-            self.lifetimes.sealed(entry, entry.holding.read_fd)
             self.face.publish(entry)
         if self.storage is not None:
             self.storage.demotions.add(entry)
+        if is_pinned:
+            self.lifetimes.keep_if_possible(entry)
 
     def settle(self, entry: Entry) -> None:
         """Somebody let go of an entry: keep it ready, or let go of it too."""

@@ -338,14 +338,14 @@ class Sealer:
         step("seal.owned")
         if sparse:
             tier.set_attribute(holding.read_fd, SPARSE, b"1")
-        self._pool.lifetimes.stamp(entry, holding.read_fd)
+        is_pinned = self._pool.lifetimes.stamp(entry, holding.read_fd)
         tier.set_attribute(holding.read_fd, DIGEST, digest.format().encode())
         step("seal.stored")
         entry.state = SEALED
         entry.size = self._pool.index.intern_size(digest.size)
         self._pool.counters.sealed += 1
         self._pool.counters.sealed_bytes += digest.size
-        self._pool.sealed(entry)
+        self._pool.sealed(entry, is_pinned=is_pinned)
 
     def _drop(self, entry: Entry, reason: str, detail: str = "") -> None:
         name = shown(entry.path())

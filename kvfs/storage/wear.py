@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from contextlib import suppress
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from kvfs.counters import LimitedLog
 from kvfs.errors import NoSuchPage, StalePage
 
 if TYPE_CHECKING:
     from kvfs.index import Entry
     from kvfs.storage.storage import Storage
+
+log = logging.getLogger("kvfs.storage.wear")
 
 HOUR: Final = 3600
 DAY: Final = 24 * HOUR
@@ -58,6 +62,7 @@ class Wear:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._written = LastDay(time.monotonic())
+        self._log = LimitedLog(log)
         self._counted: float | None = None
         self._unread = _nothing()
 
@@ -69,7 +74,11 @@ class Wear:
         """Looks through the index now and then."""
         await self._storage.walked.wait()
         while True:
-            spent = await self.count()
+            spent = 0.0
+            try:
+                spent = await self.count()
+            except Exception as error:  # no failure may end the mount
+                self._log.warning("bug", "what nobody reads could not be counted", error)
             await trio.sleep(max(INTERVAL, LEAST_IDLE * spent))
 
     async def count(self) -> float:
