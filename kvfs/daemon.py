@@ -151,7 +151,7 @@ class Daemon:
         session = f"/dev/fd/{channel.session_fd}"
         pyfuse3.init(Operations(pool, files, control), session, set())
         try:
-            trio.run(self._main, channel, status, ready, strict_exception_groups=True)
+            trio.run(self._main, channel, files, status, ready, strict_exception_groups=True)
         except BaseException as error:
             self._cut()
             raise _only(error) from None
@@ -167,7 +167,7 @@ class Daemon:
         with suppress(OSError):
             mounts.unmount(self._config.mountpoint, lazy=True)
 
-    async def _main(self, channel: KernelChannel, status: Status, ready: int | None) -> None:
+    async def _main(self, channel: KernelChannel, files: Files, status: Status, ready: int | None) -> None:
         async with trio.open_nursery() as nursery:
             self._pool.start(nursery)
             if not self._tier.is_private:
@@ -175,8 +175,10 @@ class Daemon:
                 nursery.start_soon(self._watch_growth, channel)
             nursery.start_soon(self._watch_signals)
             nursery.start_soon(self._watch_end, channel)
+            nursery.start_soon(files.run, channel.news_fd)
             nursery.start_soon(self._start, status, ready)
             await pyfuse3.main(max_tasks=MAX_TASKS)
+            files.catch_up()
             self._tell_stopping()
             await self._flush()
             nursery.cancel_scope.cancel()

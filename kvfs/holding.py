@@ -87,6 +87,10 @@ class Face(Protocol):
     def take_lookups(self, entry: Entry) -> int:
         """How often the kernel was told of the entry without asking the pool, since the last call."""
 
+    def take_ended(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """Handles that were released since the last call, as `Files` gave them; and numbers of entries, each
+        with how many look-ups of it the kernel has forgotten."""
+
     def take_touched(self) -> list[tuple[int, int]]:
         """Numbers of entries, and how often each was opened without asking the pool since the last call. 0
         stands for those that were released meanwhile."""
@@ -134,6 +138,9 @@ class NoFace:
 
     def take_lookups(self, entry: Entry) -> int:
         return 0
+
+    def take_ended(self) -> tuple[list[int], list[tuple[int, int]]]:
+        return [], []
 
     def take_touched(self) -> list[tuple[int, int]]:
         return []

@@ -9,6 +9,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -68,6 +69,7 @@ static int channel_init(ChannelObject *self, PyObject *args, PyObject *keywords)
     widen(ends[0]);
     widen(ends[1]);
     channel->ended_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    channel->ended.timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     pthread_mutex_init(&channel->lock, NULL);
     pthread_cond_init(&channel->allocated, NULL);
     pthread_mutex_init(&channel->flushes.lock, NULL);
@@ -118,6 +120,8 @@ static PyObject *channel_stop(ChannelObject *self, PyObject *Py_UNUSED(ignored))
     close(channel->outer);
     close(channel->device);
     close(channel->ended_event);
+    close(channel->ended.timer);
+    channel->ended.timer = -1;
     channel->inner = channel->outer = channel->device = channel->ended_event = -1;
     Py_RETURN_NONE;
 }
@@ -205,6 +209,9 @@ static PyObject *get_session_fd(ChannelObject *self, void *Py_UNUSED(closure)) {
 static PyObject *get_ended_fd(ChannelObject *self, void *Py_UNUSED(closure)) {
     return PyLong_FromLong(self->channel->ended_event);
 }
+static PyObject *get_news_fd(ChannelObject *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromLong(self->channel->ended.timer);
+}
 static PyObject *get_passthrough_active(ChannelObject *self, void *Py_UNUSED(closure)) {
     return PyBool_FromLong(atomic_load(&self->channel->passthrough_active));
 }
@@ -246,6 +253,8 @@ static PyMethodDef methods[] = {
      "take_misses() -> (names looked for in vain that were never there, that were evicted) since the last call"},
     {"take_touched", (PyCFunction)channel_take_touched, METH_NOARGS,
      "take_touched() -> [(node, opens)]; node 0 stands for those that were forgotten"},
+    {"take_ended", (PyCFunction)channel_take_ended, METH_NOARGS,
+     "take_ended() -> ([handle], [(node, lookups)]): what was closed and what the kernel forgot since the last call"},
     {"set_limits", (PyCFunction)channel_set_limits, METH_VARARGS,
      "set_limits(file_bytes, write_budget): the budget is unlimited if negative"},
     {"set_names_complete", (PyCFunction)channel_set_names_complete, METH_O,
@@ -261,6 +270,7 @@ static PyMethodDef methods[] = {
 static PyGetSetDef properties[] = {
     {"session_fd", (getter)get_session_fd, NULL, "libfuse's end of the pair", NULL},
     {"ended_fd", (getter)get_ended_fd, NULL, "an eventfd, readable once the kernel's side has ended", NULL},
+    {"news_fd", (getter)get_news_fd, NULL, "a timerfd, readable when it is time for take_ended", NULL},
     {"passthrough_active", (getter)get_passthrough_active, NULL, "whether the kernel agreed to passthrough", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -4,6 +4,7 @@
  * _channel_table.c    its methods that fill the table and take from it what was counted
  * _channel_answers.c  kernel -> libfuse: what is answered here, from the table, without Python
  * _channel_bytes.c    the bytes of open files, where the kernel does not move them
+ * _channel_ended.c    what was closed and forgotten, of which Python is told later
  * _channel_flush.c    who closed a draft: a program that ends by a signal is found out here
  * _channel_misses.c   which names were looked for and are not there
  * _channel_names.c    which names exist and what they mean
@@ -67,6 +68,7 @@ struct channel_init_out {
 #define CHANNEL_PENDING 65536u
 #define CHANNEL_FLUSHES 1024u
 #define CHANNEL_TOUCHED_SLOTS 65536u
+#define CHANNEL_ENDED 16384u
 #define CHANNEL_SEARCHES 256u
 #define CHANNEL_GONE_NAMES (1u << 18)
 #define CHANNEL_CACHE_SECONDS 3600u
@@ -161,6 +163,19 @@ struct flush {
     bool answered;
 };
 
+/* A handle that was closed, or a node of which the kernel forgot so many look-ups. */
+struct end {
+    uint64_t number;
+    uint32_t lookups; /* 0: it is a handle */
+};
+
+/* See _channel_ended.c. Guarded by channel.lock. */
+struct ended {
+    struct end list[CHANNEL_ENDED];
+    uint32_t count;
+    int timer; /* readable some time after the first came into the list */
+};
+
 /* See _channel_flush.c. The ring holds what lies between head and tail, the first perhaps being looked into now. */
 struct flushes {
     pthread_mutex_t lock;
@@ -185,6 +200,7 @@ struct channel {
     uint32_t touched[CHANNEL_TOUCHED_SLOTS];
     uint32_t touched_count;
     struct misses misses;
+    struct ended ended;
     uint64_t forgotten_hits; /* of records that were forgotten before their hits were collected */
     struct pending_reply pending[CHANNEL_PENDING];
     struct flushes flushes;
@@ -223,6 +239,12 @@ bool answer_fallocate(struct channel *channel, struct request *request);
 size_t fallocate_answered(struct channel *channel, uint64_t nodeid, struct fuse_out_header *reply);
 /* Until no fallocate runs. */
 void allocations_wait(struct channel *channel);
+
+/* Puts it into the list of which Python is told later; false when that is full. */
+bool ended_note(struct channel *channel, uint64_t number, uint32_t lookups);
+/* These get no reply. */
+bool answer_forget(struct channel *channel, struct request *request);
+bool answer_batch_forget(struct channel *channel, struct request *request);
 
 /* FLUSH of a draft: answered soon, and remembered for the RELEASE that follows. */
 void flush_submit(struct channel *channel, uint64_t unique, uint64_t handle, uint32_t task);

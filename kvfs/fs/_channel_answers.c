@@ -134,12 +134,16 @@ static bool answer_getattr(struct channel *channel, struct request *request) {
 }
 
 /* RELEASE of a handle given here is counted here. Once Python has withdrawn the record it gets the message too,
- * since it may wait for the last handle. */
+ * since it may wait for the last handle. Of a handle that Python gave it is told later where it was flushed, that is,
+ * where somebody wrote: there are many such, and close(2) waits for none. */
 static bool answer_release(struct channel *channel, struct request *request) {
     struct fuse_release_in *in = request->body;
     if (!(in->fh & CHANNEL_NATIVE_HANDLE)) {
         in->fh = flush_taken(channel, in->fh);
-        return false;
+        if ((in->fh & CHANNEL_UNFLUSHED_HANDLE) || !ended_note(channel, in->fh, 0))
+            return false;
+        channel_reply(channel, request->header->unique, 0, NULL, 0);
+        return true;
     }
     pthread_mutex_lock(&channel->lock);
     struct record *record = channel_record(channel, request->header->nodeid);
@@ -197,6 +201,8 @@ static size_t body_required(uint32_t opcode) {
     case FUSE_LOOKUP: return 2; /* a name and its end */
     case FUSE_OPEN: return sizeof(struct fuse_open_in);
     case FUSE_RELEASE: return sizeof(struct fuse_release_in);
+    case FUSE_FORGET: return sizeof(struct fuse_forget_in);
+    case FUSE_BATCH_FORGET: return sizeof(struct fuse_batch_forget_in);
     case FUSE_FLUSH: return sizeof(struct fuse_flush_in);
     case FUSE_READ: return sizeof(struct fuse_read_in);
     case FUSE_WRITE: return sizeof(struct fuse_write_in);
@@ -215,6 +221,8 @@ static bool answer(struct channel *channel, struct request *request, char *buffe
     case FUSE_OPEN: return answer_open(channel, request);
     case FUSE_GETATTR: return answer_getattr(channel, request);
     case FUSE_RELEASE: return answer_release(channel, request);
+    case FUSE_FORGET: return answer_forget(channel, request);
+    case FUSE_BATCH_FORGET: return answer_batch_forget(channel, request);
     case FUSE_FLUSH: return answer_flush(channel, request);
     case FUSE_READ: return answer_read(channel, request, buffer);
     case FUSE_WRITE: return answer_write(channel, request);
@@ -315,7 +323,8 @@ void *channel_answers_main(void *argument) {
         struct request request = {(void *)message, message + sizeof(struct fuse_in_header),
                                   (size_t)length - sizeof(struct fuse_in_header)};
         if (request.body_length < body_required(request.header->opcode)) {
-            channel_reply(channel, request.header->unique, -EIO, NULL, 0);
+            if (request.header->opcode != FUSE_FORGET && request.header->opcode != FUSE_BATCH_FORGET)
+                channel_reply(channel, request.header->unique, -EIO, NULL, 0);
             continue;
         }
         if (answer(channel, &request, buffer)) {

@@ -1,8 +1,9 @@
 /* FLUSH of drafts: was the program that closes ended by a signal? Its draft is not to become a page then.
  *
- * Only /proc/PID/stat tells, and reading it can wait for the very program: one that calls execve closes its files while
- * it holds a lock that the reading needs, and goes on only when its FLUSH is answered. So a thread of its own reads,
- * and answers; and whatever it has not answered in time is answered without it, as an ordinary close.
+ * A program that ends has given up its memory before it closes its files, which is quickly seen. Whether a signal ended
+ * it only /proc/PID/stat tells, and reading that can wait for the very program: one that calls execve closes its files
+ * while it holds a lock that the reading needs, and goes on only when its FLUSH is answered. So a thread of its own
+ * reads, and answers; and whatever it has not answered in time is answered without it, as an ordinary close.
  */
 #define _GNU_SOURCE
 #include "_channel.h"
@@ -19,20 +20,32 @@
 #define TASK_EXITING 0x4u /* PF_EXITING in the flags of /proc/PID/stat */
 #define PATIENCE_MS 20
 
+/* Reads a file of /proc/TASK whole; false if it cannot be. */
+static bool read_of_task(uint32_t task, const char *name, char *text, size_t size) {
+    char path[32];
+    snprintf(path, sizeof path, "/proc/%u/%s", task, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t length = read(fd, text, size - 1);
+    close(fd);
+    text[length > 0 ? length : 0] = 0;
+    return length > 0;
+}
+
+/* Whether a task has no memory, as those that end and those of the kernel. Waits for nobody. */
+static bool is_without_memory(uint32_t task) {
+    char text[128];
+    return read_of_task(task, "statm", text, sizeof text) && strncmp(text, "0 ", 2) == 0;
+}
+
 /* True when the task that sent this FLUSH is being ended by a signal: it is exiting, and its exit status, which
  * the kernel sets before it closes the files, names one. A task that exits normally closes its files the same way
  * but has no signal in its status. */
 static bool killed_by_signal(uint32_t task) {
-    char path[32], text[1024];
-    snprintf(path, sizeof path, "/proc/%u/stat", task);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
+    char text[1024];
+    if (!read_of_task(task, "stat", text, sizeof text))
         return false;
-    ssize_t length = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (length <= 0)
-        return false;
-    text[length] = 0;
     char *cursor = strrchr(text, ')'); /* the name before it may hold anything */
     unsigned long flags = 0, status = 0;
     /* After the name: field 3 is the state; 9 the flags; 52 the exit status, the last. */
@@ -77,11 +90,12 @@ static bool claim(struct channel *channel, struct flush *flush, bool killed) {
 
 void flush_submit(struct channel *channel, uint64_t unique, uint64_t handle, uint32_t task) {
     struct flushes *flushes = &channel->flushes;
+    bool ends = is_without_memory(task);
     pthread_mutex_lock(&flushes->lock);
     struct flush *first = &flushes->ring[flushes->head % CHANNEL_FLUSHES];
     bool waiting = flushes->head != flushes->tail;
     bool stuck = waiting && first->answered && first->task == task; /* the same execve, its next file */
-    bool queued = !stuck && flushes->tail - flushes->head < CHANNEL_FLUSHES;
+    bool queued = !stuck && ends && flushes->tail - flushes->head < CHANNEL_FLUSHES;
     if (queued) {
         flushes->ring[flushes->tail++ % CHANNEL_FLUSHES] = (struct flush){unique, handle, now_ms(), task, false};
         pthread_cond_signal(&flushes->changed);

@@ -25,6 +25,7 @@ PyObject *channel_name_remove(ChannelObject *self, PyObject *args);
 PyObject *channel_name_gone(ChannelObject *self, PyObject *args);
 PyObject *channel_name_searched(ChannelObject *self, PyObject *args);
 PyObject *channel_take_misses(ChannelObject *self, PyObject *ignored);
+PyObject *channel_take_ended(ChannelObject *self, PyObject *ignored);
 PyObject *channel_take_touched(ChannelObject *self, PyObject *ignored);
 
 /* Gives back the reference to the bytes object in which a name's text lies. */

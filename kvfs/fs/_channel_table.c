@@ -225,6 +225,38 @@ PyObject *channel_take_misses(ChannelObject *self, PyObject *Py_UNUSED(ignored))
     return Py_BuildValue("(KK)", absent, evicted);
 }
 
+/* The list is read without its lock: only this thread makes it shorter, and what is in it does not change. */
+static bool list_ends(const struct ended *ended, uint32_t count, PyObject *handles, PyObject *nodes) {
+    for (uint32_t i = 0; i < count; i++) {
+        unsigned long long number = ended->list[i].number;
+        unsigned long lookups = ended->list[i].lookups;
+        PyObject *item = lookups ? Py_BuildValue("(Kk)", number, lookups) : PyLong_FromUnsignedLongLong(number);
+        int failed = item ? PyList_Append(lookups ? nodes : handles, item) : -1;
+        Py_XDECREF(item);
+        if (failed)
+            return false;
+    }
+    return true;
+}
+
+PyObject *channel_take_ended(ChannelObject *self, PyObject *Py_UNUSED(ignored)) {
+    struct ended *ended = &self->channel->ended;
+    pthread_mutex_lock(&self->channel->lock);
+    uint32_t count = ended->count;
+    pthread_mutex_unlock(&self->channel->lock);
+    PyObject *handles = PyList_New(0), *nodes = PyList_New(0);
+    if (!handles || !nodes || !list_ends(ended, count, handles, nodes)) {
+        Py_XDECREF(handles);
+        Py_XDECREF(nodes);
+        return NULL;
+    }
+    pthread_mutex_lock(&self->channel->lock);
+    ended->count -= count;
+    memmove(ended->list, ended->list + count, ended->count * sizeof ended->list[0]);
+    pthread_mutex_unlock(&self->channel->lock);
+    return Py_BuildValue("(NN)", handles, nodes);
+}
+
 struct touch {
     uint32_t node, hits;
 };

@@ -57,6 +57,11 @@ class KernelChannel:
         """Readable once the mount is gone or the connection was aborted."""
         return self._native.ended_fd
 
+    @property
+    def news_fd(self) -> int:
+        """Readable when handles were closed, or entries forgotten, of which nobody has heard yet."""
+        return self._native.news_fd
+
     def start(self) -> None:
         self._native.start()
         self.invalidations.start()
@@ -180,6 +185,9 @@ class KernelChannel:
 
     def take_misses(self) -> tuple[int, int]:
         return self._native.take_misses()
+
+    def take_ended(self) -> tuple[list[int], list[tuple[int, int]]]:
+        return self._native.take_ended()
 
     def take_touched(self) -> list[tuple[int, int]]:
         return self._native.take_touched()

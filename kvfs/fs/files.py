@@ -7,20 +7,26 @@ text of a control file is read through Python.
 from __future__ import annotations
 
 import errno
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pyfuse3
 import trio
 from pyfuse3 import FUSEError
 
+from kvfs.counters import LimitedLog
 from kvfs.fs.channel import KILLED_HANDLE, NATIVE_HANDLE, UNFLUSHED_HANDLE
 from kvfs.index import Entry
 from kvfs.opening import Openings
 from kvfs.pool import Pool
 
-INLINE_CLOSE_BYTES = 1 << 20
-"""Freeing more memory than this is left to a thread."""
+log = logging.getLogger("kvfs.fs.files")
+
+INLINE_CLOSE_BYTES = 16 << 20
+"""Freeing more memory than this, which takes some 100 µs, is left to a thread: to ask one costs as much."""
 
 
 @dataclass(slots=True)
@@ -40,6 +46,7 @@ class Files:
         self._handles: dict[int, Handle] = {}
         self._texts: dict[int, bytes] = {}
         self._next = 1
+        self._log = LimitedLog(log)
 
     @property
     def file_limit(self) -> int:
@@ -78,6 +85,33 @@ class Files:
         if not entry.is_file:
             raise FUSEError(errno.EINVAL)
         await self._openings.resize(entry, size)
+
+    async def run(self, news_fd: int) -> None:
+        """Hears of what ended also while nobody asks for anything."""
+        while True:
+            await trio.lowlevel.wait_readable(news_fd)
+            with suppress(BlockingIOError):  # put off again meanwhile
+                os.read(news_fd, 8)
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Hears of what ended without a request of its own: before every request, since that came later."""
+        handles, forgotten = self._pool.face.take_ended()
+        for handle in handles:
+            with self._surviving():
+                self.release(handle)
+        for number, lookups in forgotten:
+            with self._surviving():
+                if (fd := self._pool.forget(number, lookups)) >= 0:
+                    trio.lowlevel.spawn_system_task(self.let_go, fd)
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """One end's trouble is not that of the others, or of whoever asks for something now."""
+        try:
+            yield
+        except Exception as error:
+            self._log.warning("bug", "the end of an open file was not heard of", error)
 
     def release(self, handle_number: int) -> None:
         if handle_number & NATIVE_HANDLE:

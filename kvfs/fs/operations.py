@@ -53,6 +53,7 @@ class Operations(pyfuse3.Operations):
     # Finding entries
 
     def _entry(self, number: int) -> Entry:
+        self._files.catch_up()
         entry = self._pool.index.by_number(number)
         if entry is None:
             raise StalePage(f"number {number} means nothing any more")
@@ -120,6 +121,7 @@ class Operations(pyfuse3.Operations):
         return missing_entry() if storage is None or storage.walked.is_set() else missing_entry(0.0)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        self._files.catch_up()
         for number, lookups in inode_list:
             if not self._control.is_control(number):
                 await self._files.let_go(self._pool.forget(number, lookups))
@@ -358,6 +360,7 @@ class Operations(pyfuse3.Operations):
         return self._files.read_text(fh, off, size)
 
     async def release(self, fh: int) -> None:
+        self._files.catch_up()
         self._files.release(fh)
 
     async def fsync(self, fh: int, datasync: bool) -> None:

@@ -39,6 +39,7 @@ class KernelFace:
     gone: dict[tuple[int, bytes], bool] = field(default_factory=dict)
     """Names that pages lost without a program, and whether that was by eviction."""
     misses: tuple[int, int] = (0, 0)
+    ended: tuple[list[int], list[tuple[int, int]]] = field(default_factory=lambda: ([], []))
     faults: list[str] = field(default_factory=list)
     next_id: int = 1
 
@@ -107,6 +108,10 @@ class KernelFace:
 
     def take_marks(self, entry: Entry) -> tuple[bool, bool]:
         return self.marks.pop(entry.number, (False, False))
+
+    def take_ended(self) -> tuple[list[int], list[tuple[int, int]]]:
+        ended, self.ended = self.ended, ([], [])
+        return ended
 
     def take_touched(self) -> list[tuple[int, int]]:
         touched = list(self.touched.items())

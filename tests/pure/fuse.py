@@ -20,7 +20,7 @@ LOOKUP, FORGET, GETATTR, SETATTR, SYMLINK = 1, 2, 3, 4, 6
 MKNOD, MKDIR, RENAME, LINK, RENAME2 = 8, 9, 12, 13, 45
 OPEN, READ, WRITE, STATFS, RELEASE = 14, 15, 16, 17, 18
 SETXATTR, GETXATTR, FLUSH, INIT, OPENDIR = 21, 22, 25, 26, 27
-CREATE, INTERRUPT, FALLOCATE, READDIRPLUS, LSEEK = 35, 36, 43, 44, 46
+CREATE, INTERRUPT, BATCH_FORGET, FALLOCATE, READDIRPLUS, LSEEK = 35, 36, 42, 43, 44, 46
 LAST_OPCODE = 55
 
 NATIVE_HANDLE, KILLED_HANDLE, UNFLUSHED_HANDLE = 1 << 63, 1 << 62, 1 << 61
@@ -65,6 +65,15 @@ def create_in(flags: int, name: bytes) -> bytes:
 
 def release_in(handle: int) -> bytes:
     return struct.pack("<QIIQ", handle, 0, 0, 0)
+
+
+def forget_in(lookups: int) -> bytes:
+    return struct.pack("<Q", lookups)
+
+
+def batch_forget_in(*nodes: tuple[int, int]) -> bytes:
+    """Of nodes, each with how many look-ups."""
+    return struct.pack("<II", len(nodes), 0) + b"".join(struct.pack("<QQ", *node) for node in nodes)
 
 
 def flush_in(handle: int) -> bytes:

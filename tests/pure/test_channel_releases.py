@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tests.pure.fuse import (
     NATIVE_HANDLE,
     PAGE,
     UNFLUSHED_HANDLE,
+    UNKNOWN,
     PublishedFiles,
     Wire,
 )
@@ -79,6 +81,14 @@ def ended_process(code: str) -> Iterator[int]:
         process.wait()
 
 
+def release(wire: Wire, node: int, handle: int) -> list[int]:
+    """A RELEASE, which the kernel sees answered; what Python hears of later."""
+    assert wire.ask(fuse.RELEASE, node, fuse.release_in(handle)) == (0, wire.unique, b"")
+    handles, forgotten = wire.channel.take_ended()
+    assert forgotten == []
+    return handles
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 def test_the_flush_of_a_killed_writer_marks_its_release(
     wire: Wire, files: PublishedFiles, number: signal.Signals
@@ -86,9 +96,8 @@ def test_the_flush_of_a_killed_writer_marks_its_release(
     with ended_process(f"import os; os.kill(os.getpid(), {int(number)})") as pid:
         assert wire.ask(fuse.FLUSH, DRAFT, fuse.flush_in(7), pid) == (0, wire.unique, b"")
     wire.ask(fuse.FLUSH, DRAFT, fuse.flush_in(8))
-    released = wire.pass_on(fuse.RELEASE, DRAFT, fuse.release_in(7))
-    assert released.body == fuse.release_in(7 | KILLED_HANDLE)
-    assert wire.pass_on(fuse.RELEASE, DRAFT, fuse.release_in(8)).body == fuse.release_in(8)
+    assert release(wire, DRAFT, 7) == [7 | KILLED_HANDLE]
+    assert release(wire, DRAFT, 8) == [8]
     again = wire.pass_on(fuse.RELEASE, DRAFT, fuse.release_in(7))
     assert again.body == fuse.release_in(7 | UNFLUSHED_HANDLE), "a mark is for one release"
 
@@ -97,7 +106,7 @@ def test_the_flush_of_a_killed_writer_marks_its_release(
 def test_a_process_that_ended_by_itself_marks_nothing(wire: Wire, files: PublishedFiles, code: str) -> None:
     with ended_process(code) as pid:
         wire.ask(fuse.FLUSH, DRAFT, fuse.flush_in(7), pid)
-    assert wire.pass_on(fuse.RELEASE, DRAFT, fuse.release_in(7)).body == fuse.release_in(7)
+    assert release(wire, DRAFT, 7) == [7]
 
 
 def test_of_several_who_share_a_handle_the_last_one_counts(wire: Wire, files: PublishedFiles) -> None:
@@ -105,8 +114,7 @@ def test_of_several_who_share_a_handle_the_last_one_counts(wire: Wire, files: Pu
         for pids, flag in (((pid, os.getpid()), 0), ((os.getpid(), pid, pid), KILLED_HANDLE)):
             for one in pids:
                 wire.ask(fuse.FLUSH, DRAFT, fuse.flush_in(7), one)
-            released = wire.pass_on(fuse.RELEASE, DRAFT, fuse.release_in(7))
-            assert released.body == fuse.release_in(7 | flag)
+            assert release(wire, DRAFT, 7) == [7 | flag]
 
 
 def test_a_killed_reader_marks_nothing(wire: Wire, files: PublishedFiles) -> None:
@@ -121,8 +129,60 @@ def test_many_killed_writers_are_all_remembered(wire: Wire, files: PublishedFile
         for handle in range(2, 3000):
             wire.ask(fuse.FLUSH, DRAFT, fuse.flush_in(handle), pid)
     for handle in range(2, 3000):
-        released = wire.pass_on(fuse.RELEASE, DRAFT, fuse.release_in(handle))
-        assert released.body == fuse.release_in(handle | KILLED_HANDLE)
+        wire.ask(fuse.RELEASE, DRAFT, fuse.release_in(handle))
+    assert wire.channel.take_ended() == ([handle | KILLED_HANDLE for handle in range(2, 3000)], [])
+
+
+# Told later
+
+
+def is_news(wire: Wire, seconds: float) -> bool:
+    return bool(select.select([wire.channel.news_fd], [], [], seconds)[0])
+
+
+def test_what_ended_is_told_soon_and_in_its_order(wire: Wire, files: PublishedFiles) -> None:
+    assert not is_news(wire, 0.01)
+    assert wire.channel.take_ended() == ([], [])
+    for handle in (5, 3, 4):
+        wire.ask(fuse.FLUSH, DRAFT, fuse.flush_in(handle))
+        wire.ask(fuse.RELEASE, DRAFT, fuse.release_in(handle))
+    wire.send(fuse.FORGET, DRAFT, fuse.forget_in(2))
+    wire.send(fuse.BATCH_FORGET, 0, fuse.batch_forget_in((PAGE, 1), (1, 7), (UNKNOWN, 1 << 40), (DRAFT, 0)))
+    wire.ask(fuse.GETATTR, PAGE, bytes(16))  # no other reply comes, and libfuse hears of none of it
+    assert is_news(wire, 1)
+    assert wire.channel.take_ended() == ([5, 3, 4], [(DRAFT, 2), (PAGE, 1), (UNKNOWN, (1 << 32) - 1)])
+    assert wire.channel.take_ended() == ([], [])
+    os.read(wire.channel.news_fd, 8)
+    assert not is_news(wire, 0.01)
+    wire.send(fuse.FORGET, PAGE, fuse.forget_in(1))
+    assert is_news(wire, 1), "once more"
+
+
+def test_more_than_can_be_told_later_is_passed_on(wire: Wire, files: PublishedFiles) -> None:
+    most = 16384
+    for start in range(0, most, 64):
+        wire.send(
+            fuse.BATCH_FORGET, 0, fuse.batch_forget_in(*((16 + n, 1) for n in range(start, start + 64)))
+        )
+    wire.pass_on(fuse.FORGET, PAGE, fuse.forget_in(1))
+    passed_on = wire.pass_on(fuse.BATCH_FORGET, 0, fuse.batch_forget_in((PAGE, 1), (1, 2), (DRAFT, 3)))
+    assert passed_on.body[:40] == fuse.batch_forget_in((PAGE, 1), (DRAFT, 3))
+    wire.ask(fuse.FLUSH, DRAFT, fuse.flush_in(7))
+    assert wire.pass_on(fuse.RELEASE, DRAFT, fuse.release_in(7)).body == fuse.release_in(7)
+    handles, forgotten = wire.channel.take_ended()
+    assert handles == []
+    assert forgotten == [(16 + number, 1) for number in range(most)]
+    wire.send(fuse.FORGET, PAGE, fuse.forget_in(1))
+    wire.ask(fuse.GETATTR, PAGE, bytes(16))
+    assert wire.channel.take_ended() == ([], [(PAGE, 1)])
+
+
+def test_closing_waits_for_nobody_who_looks_at_the_program(wire: Wire, files: PublishedFiles) -> None:
+    """Of a program that goes on, no more is looked at than whether it has memory."""
+    begin = time.monotonic()
+    for handle in range(2, 1002):
+        wire.ask(fuse.FLUSH, DRAFT, fuse.flush_in(handle))
+    assert time.monotonic() - begin < 1
 
 
 def test_the_count_is_right_while_a_page_is_withdrawn_and_published(
