@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,7 +20,16 @@ static int file_of(struct channel *channel, uint64_t nodeid, bool writing) {
     return fd;
 }
 
-static char zeros[CHANNEL_MAX_WRITE]; /* never written */
+/* Pages of its own, made at the first use: of an array that nobody ever wrote all pages are the kernel's one page of
+ * zeros, and to copy from that it takes the slow way, page by page. Only the answers thread comes here. */
+static const char *zeros(void) {
+    static char bytes[CHANNEL_MAX_WRITE];
+    static bool made;
+    if (!made)
+        memset(bytes, 0, sizeof bytes);
+    made = true;
+    return bytes;
+}
 
 /* Whether the file holds nothing but zeros there, which need not be read: the first touch of a mapping that a program
  * is about to fill. */
@@ -38,7 +48,7 @@ bool answer_read(struct channel *channel, struct request *request, char *buffer)
         return false;
     size_t size = in->size < CHANNEL_MAX_WRITE ? in->size : CHANNEL_MAX_WRITE, done = 0;
     if (is_unwritten(fd, in->offset, size)) {
-        channel_reply(channel, request->header->unique, 0, zeros, size);
+        channel_reply(channel, request->header->unique, 0, zeros(), size);
         return true;
     }
     while (done < size) {
