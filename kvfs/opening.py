@@ -320,16 +320,16 @@ class Openings:
         # The size first: a file that has its size gets hugepages from the allocation.
         os.ftruncate(holding.write_fd, size)
         try:
-            if size - old > INLINE_ALLOCATION:
-                await trio.to_thread.run_sync(
-                    fallocate, holding.write_fd, 0, old, size - old, limiter=self._threads
-                )
-            else:
-                fallocate(holding.write_fd, 0, old, size - old)
+            with self._pool.tier.growing(size - old):
+                if size - old > INLINE_ALLOCATION:
+                    await trio.to_thread.run_sync(
+                        fallocate, holding.write_fd, 0, old, size - old, limiter=self._threads
+                    )
+                else:
+                    fallocate(holding.write_fd, 0, old, size - old)
         except OSError:
             os.ftruncate(holding.write_fd, old)
             raise
-        self._pool.tier.account(size - old)
 
 
 def _copy(source: int, target: int, size: int) -> None:

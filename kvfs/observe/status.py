@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kvfs.pool import Pool
 
 
+_WORDS = {"holes": "with holes", "io-error": "unreadable", "no-room": "without room"}
+"""Reasons as they are read after a number, where that is not what programs know them by."""
 WIDTH = 20
 """Columns before the value in the text."""
 
@@ -205,7 +207,7 @@ def _setting(name: str, entry: dict[str, Any]) -> tuple[str, str]:
 
 
 def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    return ", ".join(f"{count} {_WORDS.get(name, name)}" for name, count in sorted(counts.items()))
 
 
 def _feature(feature: dict[str, Any]) -> str:

@@ -177,8 +177,8 @@ class Tier:
 
     @contextmanager
     def keeping_times(self, paths: Iterable[bytes]) -> Iterator[None]:
-        """Around changes of names that are not to show in the times of the directories at ``paths``, as far as
-        those exist before and afterwards."""
+        """Around changes of names that are not to show in the times of the directories at ``paths``, as far
+        as those exist before and afterwards."""
         times = {}
         for path in paths:
             with suppress(FileNotFoundError):

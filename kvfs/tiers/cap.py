@@ -6,6 +6,8 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from kvfs.tiers.base import Room
 
@@ -26,6 +28,19 @@ class Cap:
         self._lock = threading.Lock()
         self._used_bytes = 0
         self._next_count = 0.0
+        self._walks = 0
+
+    @contextmanager
+    def growing(self, size: int) -> Iterator[None]:
+        """Around an allocation of ``size`` bytes. A walk meanwhile has seen it, or not, or a part of it: then
+        another one follows."""
+        walks = self._walks
+        yield
+        with self._lock:
+            if walks == self._walks:
+                self._used_bytes += size
+            else:
+                self._next_count = 0.0
 
     def account(self, delta_bytes: int) -> None:
         """Files grew by so many bytes of DRAM, or shrank where negative."""
@@ -43,6 +58,7 @@ class Cap:
             return max(0, self._used_bytes)
 
     def _count(self) -> int:
+        self._walks += 1
         seen: set[int] = set()
         total = 0
         for _path, _directories, files, dir_fd in os.fwalk(".", dir_fd=self._root_fd):

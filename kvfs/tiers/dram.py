@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import stat
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from kvfs import mounts, syscalls
@@ -147,6 +148,10 @@ class DramTier(Tier):
         """What the tier can hold; one system call, but for a walk now and then where it is not private."""
         room = super().room()
         return room if self._cap is None else self._cap.room(room)
+
+    def growing(self, size: int) -> AbstractContextManager[None]:
+        """Around an allocation of ``size`` bytes of which the kernel tells nobody: see `account`."""
+        return nullcontext() if self._cap is None else self._cap.growing(size)
 
     def account(self, delta_bytes: int) -> None:
         """Tells a tier that is not private what a file grew by (negative: shrank), in bytes of DRAM.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import cast
 
@@ -30,6 +31,9 @@ class PlainTier(Tier):
         self.missing: dict[str, str] = {}
 
     def account(self, delta_bytes: int) -> None: ...
+
+    def growing(self, size: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def collapse(self, fd: int, size: int) -> bool:
         return False

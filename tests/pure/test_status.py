@@ -105,13 +105,13 @@ def test_the_text_says_it_in_words(described: Described) -> None:
     counters = described.pool.counters
     counters.hits = 12
     counters.misses.update(evicted=3, corrupt=1)
-    counters.failures["holes"] = 2
+    counters.failures.update({"holes": 1, "killed": 2, "no-room": 3, "io-error": 4})
     counters.evictions, counters.evicted_bytes = 4, 5 << 20
     lines = dict(line.split(":", 1) for line in described.status.text().splitlines())
     values = {name: value.strip() for name, value in lines.items()}
     assert values["hits"] == "12"
     assert values["misses"] == "1 corrupt, 3 evicted"
-    assert values["failures"] == "2 holes"
+    assert values["failures"] == "1 with holes, 4 unreadable, 2 killed, 3 without room"
     assert values["evictions"] == "4, 5.0 MiB"
     assert values["passthrough"] == "off: switched off"
 

@@ -50,6 +50,34 @@ def test_it_lives_and_dies_in_a_directory_of_its_own(
     as_nobody(check)
 
 
+def test_growth_during_a_walk_is_counted_once(
+    as_nobody: Callable[[Callable[[], None]], None], tmp_path: Path
+) -> None:
+    home = private_home(tmp_path)
+
+    def check() -> None:
+        tier = attach(home / "dram", 16 * MEBIBYTE)
+        with tier.growing(3 * MEBIBYTE):
+            write(tier, b"a", 3 * MEBIBYTE)
+        assert tier.room().used_bytes == 3 * MEBIBYTE
+        time.sleep(1.1)  # the next look at the room walks
+        with tier.growing(4 * MEBIBYTE):
+            write(tier, b"b", 4 * MEBIBYTE)
+            assert tier.room().used_bytes == 7 * MEBIBYTE
+        assert tier.room().used_bytes == 7 * MEBIBYTE
+        time.sleep(1.1)
+        with tier.growing(2 * MEBIBYTE):
+            assert tier.room().used_bytes == 7 * MEBIBYTE
+            write(tier, b"c", 2 * MEBIBYTE)
+        assert tier.room().used_bytes == 9 * MEBIBYTE
+        with pytest.raises(OSError, match="no room"), tier.growing(5 * MEBIBYTE):
+            raise OSError("no room")
+        assert tier.room().used_bytes == 9 * MEBIBYTE
+        tier.close()
+
+    as_nobody(check)
+
+
 def test_the_limit_is_ours(as_nobody: Callable[[Callable[[], None]], None], tmp_path: Path) -> None:
     home = private_home(tmp_path)
 
