@@ -133,6 +133,27 @@ class Openings:
         await pool.evictor.expect_growth()
         return holding
 
+    def open_nameless(self, entry: Entry) -> Holding:
+        """One who overwrites a file that lost its name before they came, and who cannot be sent back once more:
+        the kernel tries a stale number twice. As on any filesystem nobody will find what they write; those who
+        have the old bytes mapped keep them, because this is another file. StalePage while somebody has it open.
+        """
+        pool, holding = self._pool, entry.holding
+        if entry.parent is not None or (holding is not None and holding.in_use) or pool.face.withdraw(entry):
+            raise StalePage("the name means another file")
+        temporary, write_fd = self._create_temporary()
+        self._remove_if_there(temporary)
+        with ExitStack() as undo:
+            undo.callback(os.close, write_fd)
+            read_fd = pool.idle.open(lambda: os.open(f"/proc/self/fd/{write_fd}", os.O_RDONLY | os.O_CLOEXEC))
+            undo.pop_all()
+        pool.close_holding(entry)
+        entry.holding = Holding(read_fd)
+        entry.state, entry.size = DRAFT, 0
+        pool.begin_writing(entry, write_fd)
+        pool.face.publish(entry)
+        return entry.holding
+
     def _add_writer(self, entry: Entry) -> Holding:
         pool = self._pool
         holding = pool.hold(entry)
@@ -144,9 +165,9 @@ class Openings:
         return holding
 
     async def _make_draft(self, entry: Entry, truncate: bool) -> None:
-        if entry.state == STORED and self._pool.storage is not None:
+        while entry.state == STORED and self._pool.storage is not None:
             if truncate and entry.parent is not None:
-                self._pool.storage.begin_anew(entry)
+                await self._pool.storage.begin_anew(entry)
             else:
                 await self._pool.storage.promotions.promote(entry)
         if entry.state == UNCHECKED and not truncate:

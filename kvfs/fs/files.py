@@ -18,9 +18,10 @@ import trio
 from pyfuse3 import FUSEError
 
 from kvfs.counters import LimitedLog
+from kvfs.errors import StalePage
 from kvfs.fs.channel import KILLED_HANDLE, NATIVE_HANDLE, UNFLUSHED_HANDLE
 from kvfs.index import Entry
-from kvfs.opening import Openings
+from kvfs.opening import RETRY_SECONDS, Openings
 from kvfs.pool import Pool
 
 log = logging.getLogger("kvfs.fs.files")
@@ -46,6 +47,8 @@ class Files:
         self._handles: dict[int, Handle] = {}
         self._texts: dict[int, bytes] = {}
         self._next = 1
+        self._sent_back: dict[int, float] = {}
+        """When each task was answered ESTALE, if not long ago (trio's clock)."""
         self._log = LimitedLog(log)
 
     @property
@@ -66,15 +69,32 @@ class Files:
         # Where the kernel keeps a copy of the bytes, it is right: they change through this kernel only.
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
 
-    async def open(self, entry: Entry, flags: int) -> pyfuse3.FileInfo:
+    async def open(self, entry: Entry, flags: int, task: int) -> pyfuse3.FileInfo:
         """open(2). ESTALE, which makes the kernel look the name up again, when it means another file."""
         if not entry.is_file:
             raise FUSEError(errno.EINVAL)
         if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
             await self._openings.open_reading(entry)
             return self._give(entry, writes=False)
-        await self._openings.open_writing(entry, truncate=bool(flags & os.O_TRUNC))
+        try:
+            await self._openings.open_writing(entry, truncate=bool(flags & os.O_TRUNC))
+        except StalePage:
+            if not self._was_sent_back(task) or not flags & os.O_TRUNC:
+                raise
+            self._openings.open_nameless(entry)
+        self._sent_back.pop(task, None)
         return self._give(entry, writes=True)
+
+    def _was_sent_back(self, task: int) -> bool:
+        """Whether a task that is to get ESTALE got it just now: the kernel looks a name up again only once. With
+        many writers of one name, all of them slow, it has lost its meaning again by then."""
+        now = trio.current_time()
+        before = self._sent_back.pop(task, -RETRY_SECONDS)
+        self._sent_back = {one: when for one, when in self._sent_back.items() if now - when < RETRY_SECONDS}
+        if now - before < RETRY_SECONDS:
+            return True
+        self._sent_back[task] = now
+        return False
 
     def created(self, entry: Entry) -> pyfuse3.FileInfo:
         """The handle of a file that `Pool.create` just made."""

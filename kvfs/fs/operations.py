@@ -228,7 +228,7 @@ class Operations(pyfuse3.Operations):
         existing = parent.children.get(name)
         if existing is not None and not flags & os.O_EXCL:
             # Somebody made it since the kernel looked; the file that is there is the one to open.
-            info = await self._files.open(existing, flags)
+            info = await self._files.open(existing, flags, ctx.pid)
             return info, self._reply(existing)
         owner = self._owner(parent, stat.S_IFREG | stat.S_IMODE(mode), ctx)
         entry = await self._made(lambda: self._pool.names.create(parent, name, owner))
@@ -354,7 +354,7 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: InodeT, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         if self._control.is_control(inode):
             return self._files.open_text(await self._control.text(inode), flags)
-        return await self._files.open(self._entry(inode), flags)
+        return await self._files.open(self._entry(inode), flags, ctx.pid)
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
         return self._files.read_text(fh, off, size)

@@ -1,0 +1,98 @@
+"""Writers that are overtaken again and again: the kernel looks a name up twice, and then gives up."""
+
+from __future__ import annotations
+
+import errno
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyfuse3 import FUSEError
+
+from kvfs.errors import StalePage
+from kvfs.fs.control import ControlFiles
+from kvfs.fs.files import Files
+from kvfs.fs.operations import Operations
+from kvfs.index import DRAFT, Entry
+from kvfs.opening import Openings
+from kvfs.pool import Pool
+from tests.pool import files
+from tests.pool.faces import KernelFace
+from tests.pool.files import page, pattern, put, settled
+from tests.pool.readers import Mapping, Reader
+
+OLD = pattern(300_000)
+OVERWRITE = os.O_WRONLY | os.O_TRUNC
+
+
+async def replaced(pool: Pool, name: bytes) -> Entry:
+    """A page whose name another one took, after the kernel had looked it up."""
+    entry = await page(pool, name, OLD)
+    entry.lookups += 1
+    await page(pool, b"new", b"bytes")
+    fd = pool.names.rename(pool.index.root, b"new", pool.index.root, name, 0)
+    assert fd == -1
+    assert entry.parent is None
+    return entry
+
+
+async def open_as(operations: Any, entry: Entry, flags: int, task: int) -> int:
+    """The handle, or the error negative."""
+    try:
+        info = await operations.open(entry.number, flags, SimpleNamespace(pid=task))
+    except FUSEError as error:
+        return -int(error.errno)
+    return int(info.fh)
+
+
+@pytest.fixture
+def operations(pool: Pool) -> Any:
+    return Operations(pool, Files(pool), ControlFiles({}, (0, 0)))
+
+
+async def test_who_was_sent_back_once_is_served(pool: Pool, openings: Openings, operations: Any) -> None:
+    first, second = await replaced(pool, b"first"), await replaced(pool, b"second")
+    assert await open_as(operations, first, OVERWRITE, 7) == -errno.ESTALE
+    assert await open_as(operations, second, OVERWRITE, 8) == -errno.ESTALE, "another program"
+    handle = await open_as(operations, second, OVERWRITE, 7)
+    assert handle > 0
+    assert second.state == DRAFT
+    put(second, b"what nobody will find")
+    await operations.release(handle)
+    assert second.holding is None
+    assert await files.read(openings, pool.index.root.children[b"second"]) == b"bytes"
+    assert await open_as(operations, first, OVERWRITE, 7) == -errno.ESTALE, "that was another open"
+    assert await open_as(operations, first, os.O_WRONLY, 7) == -errno.ESTALE, "whose old bytes would be missing"
+    for entry in (first, second):
+        files.forget(pool, entry.number, entry.lookups)
+    await settled(pool)
+
+
+async def test_those_who_have_it_open_or_mapped_keep_it(
+    pool: Pool, openings: Openings, face: KernelFace, kind_of_reader: type[Reader]
+) -> None:
+    entry = await page(pool, b"page", OLD)
+    entry.lookups = 1
+    reader = kind_of_reader(pool, openings, face, entry)
+    await reader.open()
+    if (fd := pool.names.unlink(pool.index.root, b"page")) >= 0:
+        os.close(fd)
+    if kind_of_reader is Mapping:
+        openings.open_nameless(entry)
+        put(entry, b"other bytes")
+        pool.remove_writer(entry)
+    else:
+        with pytest.raises(StalePage):
+            openings.open_nameless(entry)
+    assert reader.content() == OLD
+    reader.close()
+    files.forget(pool, entry.number, 1)
+    assert pool.tier.room().used_bytes == 0
+
+
+async def test_a_name_that_is_there_is_none_of_its_business(pool: Pool, openings: Openings) -> None:
+    entry = await page(pool, b"page", OLD)
+    with pytest.raises(StalePage):
+        openings.open_nameless(entry)
+    assert await files.read(openings, entry) == OLD
