@@ -134,10 +134,9 @@ class Openings:
         return holding
 
     def open_nameless(self, entry: Entry) -> Holding:
-        """One who overwrites a file that lost its name before they came, and who cannot be sent back once more:
-        the kernel tries a stale number twice. As on any filesystem nobody will find what they write; those who
-        have the old bytes mapped keep them, because this is another file. StalePage while somebody has it open.
-        """
+        """One who overwrites a file that lost its name before they came, and whom the kernel will not send
+        back once more. As on any filesystem nobody will find what they write. Those who have the old bytes
+        mapped keep them, because this is another file. StalePage while somebody has it open."""
         pool, holding = self._pool, entry.holding
         if entry.parent is not None or (holding is not None and holding.in_use) or pool.face.withdraw(entry):
             raise StalePage("the name means another file")

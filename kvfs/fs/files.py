@@ -86,8 +86,8 @@ class Files:
         return self._give(entry, writes=True)
 
     def _was_sent_back(self, task: int) -> bool:
-        """Whether a task that is to get ESTALE got it just now: the kernel looks a name up again only once. With
-        many writers of one name, all of them slow, it has lost its meaning again by then."""
+        """Whether a task that is to get ESTALE got it just now: the kernel looks a name up again only once.
+        Where many write one name, and slowly, it means another file again by then."""
         now = trio.current_time()
         before = self._sent_back.pop(task, -RETRY_SECONDS)
         self._sent_back = {one: when for one, when in self._sent_back.items() if now - when < RETRY_SECONDS}

@@ -63,7 +63,7 @@ async def test_who_was_sent_back_once_is_served(pool: Pool, openings: Openings, 
     assert second.holding is None
     assert await files.read(openings, pool.index.root.children[b"second"]) == b"bytes"
     assert await open_as(operations, first, OVERWRITE, 7) == -errno.ESTALE, "that was another open"
-    assert await open_as(operations, first, os.O_WRONLY, 7) == -errno.ESTALE, "whose old bytes would be missing"
+    assert await open_as(operations, first, os.O_WRONLY, 7) == -errno.ESTALE, "its old bytes"
     for entry in (first, second):
         files.forget(pool, entry.number, entry.lookups)
     await settled(pool)
