@@ -26,6 +26,7 @@ _CHECKS = (
     limits.limited_cgroups,
     limits.out_of_memory,
     limits.open_files,
+    limits.processes,
 )
 _OF_ROOT = (
     fuse.passthrough,

@@ -1,4 +1,5 @@
-"""Checks of what the system allows processes: memory cgroups, the out-of-memory killer, open files."""
+"""Checks of what the system allows processes: memory cgroups, the out-of-memory killer, open files, and
+whether they are seen at all."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ _WANTED_FILES = 65536
 _SHOWN = 3
 _SEARCHED = 5000
 _RESOURCE_REMEDY = "mount as root with CAP_SYS_RESOURCE (in a container: --cap-add SYS_RESOURCE)"
+_HOST_PROCESSES = 0xEFFFFFFC
+"""The inode of the host's process namespace, the same on every Linux."""
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 _MEANING = (
@@ -120,6 +123,18 @@ def out_of_memory() -> Check:
             _RESOURCE_REMEDY,
         )
     return Check("out of memory", True, "the daemon can be spared: its oom_score_adj can be lowered")
+
+
+def processes() -> Check:
+    if os.stat("/proc/self/ns/pid").st_ino == _HOST_PROCESSES:
+        return Check("processes", True, "those of the host are seen, in containers too")
+    return Check(
+        "processes",
+        None,
+        "only those of this container are seen",
+        "when a program elsewhere is killed in the middle of a file, the half of it becomes a page",
+        "for programs in other containers: hostPID: true in Kubernetes, docker run --pid host",
+    )
 
 
 def open_files() -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -122,3 +123,16 @@ def test_engines_see_the_mount_come_back_after_the_container_was_killed(node: No
     assert node.mounts() == []
     assert os.listdir(node.mount.parent / "kv") == []
     assert os.listdir(node.mount.parents[1] / "run") == []
+
+
+def test_doctor_tells_that_other_containers_cannot_be_seen() -> None:
+    """Their processes close files under numbers that mean nothing here: who was killed is not known."""
+    skip_unless_namespaces_can_be_private()
+
+    ended = subprocess.run(
+        ["unshare", "-p", "-f", "--mount-proc", sys.executable, "-m", "kvfs", "doctor", "--json"],
+        env=environment_for_kvfs(), cwd="/", capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    (check,) = [check for check in json.loads(ended.stdout) if check["name"] == "processes"]
+    assert check["ok"] is None
+    assert "hostPID" in check["remedy"]

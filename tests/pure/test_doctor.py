@@ -285,3 +285,11 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits.open_files().ok is False
     monkeypatch.setattr(limits, "_reachable_files", lambda: 1 << 20)
     assert limits.open_files().ok is True
+
+
+def test_whether_processes_elsewhere_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = os.stat("/proc/self/ns/pid").st_ino
+    monkeypatch.setattr(limits, "_HOST_PROCESSES", own)
+    assert limits.processes().ok is True
+    monkeypatch.setattr(limits, "_HOST_PROCESSES", own + 1)
+    assert limits.processes().ok is None
