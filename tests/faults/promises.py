@@ -108,6 +108,10 @@ class Promises:
 
     # After a crash
 
+    def daemon_is_gone(self) -> None:
+        """The daemon ended, and the next one has its DRAM. What it then finds displaced is not kept there."""
+        self.stored -= self.displaced
+
     def broken_by(self, found: dict[str, int], *, has_dram: bool) -> list[str]:
         """What was promised and is not so; ``found`` is what every name means after a crash."""
         broken = [
@@ -133,7 +137,7 @@ class Promises:
             ]
         return broken
 
-    def go_on_with(self, found: dict[str, int], *, has_dram: bool) -> None:
+    def go_on_with(self, found: dict[str, int]) -> None:
         """The program takes what it found for what is there. The SSD may still have what it had."""
         for name in {*found, *self.may}:
             self.may[name].add(found.get(name))
@@ -142,8 +146,6 @@ class Promises:
         self.now = dict(found)
         self.kept = set(found.values())
         self.stored &= self.kept
-        if has_dram:
-            self.stored -= self.displaced
         self.firm = dict(found)
 
     def expected_gone(self, names: Iterable[str]) -> list[str]:

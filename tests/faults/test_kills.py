@@ -53,6 +53,8 @@ class Rounds:
         self._has_dram = self._has_dram and not reboot
         if reboot:
             self._mount.reboot()
+        else:
+            self._promises.daemon_is_gone()
 
     def _serve(self, step: str, *, settle: bool) -> None:
         self._mount.start(step)
@@ -66,8 +68,8 @@ class Rounds:
         try:
             found = mount.find()
             broken = promises.broken_by(found, has_dram=self._has_dram)
-            assert not broken, "\n".join(broken)
-            promises.go_on_with(found, has_dram=self._has_dram)
+            assert not broken, "\n".join([*broken, mount.logged])
+            promises.go_on_with(found)
             self._has_dram = True
             assert not [name for name in found if Path(name).name.startswith(".kvfs-")]
             if settle:
