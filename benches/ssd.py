@@ -5,13 +5,14 @@
     python -m benches.ssd --path uring           # another way to move them: direct, uring, cufile
     python -m benches.ssd --directory /nvme/kv   # another disk
 
-Promoting: a page's file is opened, moved into a new file in hugepage DRAM past the page cache, and its digest
-computed; some pages at once, as a mount does it. Demoting: the other way, into a new file. fio only reads or
-writes one file, with O_DIRECT and one job, in requests of a page's size, the better of iodepth 1 and 8.
+Promoting: programs ask a mount for pages that only the SSD has, until all are in DRAM and were compared with
+their digests. Demoting: they ask it to evict pages that only DRAM has. Copying up and down is the part of it
+that moves the bytes, and computes the digest, without a mount: some pages at once, as a mount does it. fio only
+reads or writes one file, with O_DIRECT and one job, in requests of a page's size, the better of iodepth 1 and 8.
 
 Files stay until the end: for half a minute after files were deleted, ext4 takes a millisecond to make one.
 
-It needs root, fio, 6 GiB of disk and 2 GiB of free memory. Exit code 1 when a value misses its bound.
+It needs root, fio, 16 GiB of disk and 4 GiB of free memory. Exit code 1 when a value misses its bound.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benches.measure import MIB, Row, buffer_of, print_table, write_fully
+from benches.ssd_mount import MountedPages, measure_hits, mount_with_ssd
 from kvfs import mounts, syscalls
 from kvfs.copies.choosing import READ_PATHS, Copies, choose
 from kvfs.page import Digest, digest_of
@@ -160,17 +162,26 @@ def compare(sides: Sides, what: str, move: Callable[[], float]) -> tuple[float, 
     return statistics.median(ours), best, medians[best]
 
 
-def measure(sides: Sides) -> Iterator[Row]:
+def measure(sides: Sides, pages: MountedPages) -> Iterator[Row]:
     """Demoting first: it makes the pages that promoting reads."""
     for verb, what, move in (
-        ("demote", "write", sides.demote_all),
-        ("promote", "read", sides.promote_all),
+        ("demote", "write", pages.demote_all),
+        ("promote", "read", pages.promote_all),
+        ("copy down", "write", sides.demote_all),
+        ("copy up", "read", sides.promote_all),
     ):
         ours, depth, theirs = compare(sides, what, move)
         reference = f"fio {what} {theirs / 1e9:.2f} GB/s, iodepth {depth}"
         yield Row(
             f"{verb}, {sides.size // MIB} MiB", f"{ours / 1e9:.2f} GB/s", reference, ours / theirs, MUST
         )
+
+
+def shown(rows: Iterable[Row]) -> Iterator[Row]:
+    """The same rows, each told on stderr as soon as it is measured."""
+    for row in rows:
+        print(*row.cells(), sep="  ", file=sys.stderr, flush=True)
+        yield row
 
 
 def title(directory: Path, copies: Copies) -> str:
@@ -193,20 +204,22 @@ def main() -> int:
     form.add_argument("--markdown", dest="form", action="store_const", const="markdown")
     form.add_argument("--json", dest="form", action="store_const", const="json")
     arguments = parser.parse_args()
-    rows = []
+    rows: list[Row] = []
     with (
         tempfile.TemporaryDirectory(dir=arguments.directory, prefix="kvfs-ssd-") as made,
         scratch_directory() as base,
         raw_tmpfs(base / "dram", TMPFS) as dram,
         closing(os.open(made, os.O_RDONLY)) as directory,
         contextlib.closing(choose(arguments.path, directory)) as copies,
+        mount_with_ssd(base, Path(made) / "kvfs", arguments.path) as mount,
     ):
+        # First, while the memory of both mounts is as new: what was used before is in smaller pieces.
+        rows += shown(measure_hits(mount, base, buffer_of(max(SIZES))))
         for size in SIZES:
             place = Path(made) / str(size)
             place.mkdir()
-            for row in measure(Sides(place, dram, copies, size, buffer_of(size))):
-                rows.append(row)
-                print(*row.cells(), sep="  ", file=sys.stderr, flush=True)
+            sides = Sides(place, dram, copies, size, buffer_of(size))
+            rows += shown(measure(sides, MountedPages(mount, size, sides.content, WORKING_SET)))
         print_table(title(place, copies), rows, arguments.form or "table")
     return int(any(row.verdict == "MISS" for row in rows))
 
