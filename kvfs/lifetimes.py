@@ -227,7 +227,7 @@ class Lifetimes:
     # What becomes of a page
 
     def stamp(self, entry: Entry, fd: int) -> bool:
-        """A draft is about to become a page: its time counts from now on. Returns whether it is to be pinned."""
+        """A draft is about to become a page: its time counts from now on. Says whether it is to be pinned."""
         tier = self._pool.tier
         names = tier.list_attributes(fd)
         seconds = self._default(entry.parent) if self._defaults else 0.0

@@ -53,6 +53,8 @@ STALLED_SECONDS = 2.0
 
 ABANDONED = 16
 """Copies that may be stuck in the kernel, each with a thread and descriptors of its own."""
+KEPT = (PIN, TTL)
+"""Attributes that a page keeps when it is written again, besides users' own."""
 QUESTIONS = 4
 """Threads that ask for attributes: a disk that hangs takes no more than these."""
 
@@ -232,13 +234,24 @@ class Storage:
         entry.state, entry.stored = STORED, described
         self.order.add(entry)
 
-    def begin_anew(self, entry: Entry) -> None:
-        """A page that is only on the SSD is opened to be written from nothing: an empty draft in DRAM."""
+    async def begin_anew(self, entry: Entry) -> None:
+        """A page that is only on the SSD is opened to be written from nothing: an empty draft in DRAM, with
+        its attributes. Nothing happens where it is something else by then."""
         pool = self.pool
+        attributes: dict[str, bytes] = {}
+        with suppress(OSError, KvfsError):  # nobody is kept from writing by a disk that does not answer
+            attributes = await self.ask(entry, self._kept_attributes)
+        if entry.state != STORED or entry.parent is None:
+            return
         (parent, name), *links = entry.names()
         path = parent.child_path(name)
         with pool.directories.unseen(*(directory for directory, _ in entry.names())):
-            os.close(pool.tier.create(path))
+            fd = pool.tier.create(path)
+            try:
+                for attribute, value in attributes.items():
+                    pool.tier.set_attribute(fd, attribute, value)
+            finally:
+                os.close(fd)
             for further_parent, further_name in links:
                 pool.tier.link(path, further_parent.child_path(further_name))
         pool.lifetimes.forget(entry)
@@ -246,6 +259,11 @@ class Storage:
         self.forget_copy(entry)
         entry.state, entry.size = DRAFT, 0
         pool.drafts.add(entry)
+
+    def _kept_attributes(self, path: bytes) -> dict[str, bytes]:
+        """In a thread: what a page keeps when it is written again."""
+        names = [name for name in self.tier.list_attributes(path) if name in KEPT or name.startswith(USER)]
+        return {name: self.tier.get_attribute(path, name) for name in names}
 
     def forget_copy(self, entry: Entry) -> None:
         """A page will change: its copy on the SSD goes."""

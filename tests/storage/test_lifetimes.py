@@ -10,6 +10,7 @@ import trio
 
 from kvfs import lifetimes
 from kvfs.errors import TooManyPins
+from kvfs.fs.attributes import ExtendedAttributes
 from kvfs.index import SEALED, STORED, Directory
 from kvfs.opening import Openings
 from kvfs.page import PIN, TTL, Lifetime
@@ -21,7 +22,7 @@ from kvfs.storage.unstored import NOT_REUSED
 from tests.conftest import LogGuard
 from tests.pool import files
 from tests.pool.conftest import ROOT_OWNER  # noqa: F401
-from tests.pool.files import MIB, page, pattern, read, wait_until
+from tests.pool.files import MIB, page, pattern, read, rewrite, wait_until
 from tests.storage.disks import demoted, empty_dram, on_ssd, stored
 from tests.storage.test_restart import base, daemon  # noqa: F401
 from tests.storage.test_restart import storage as storage_of_pool
@@ -106,6 +107,46 @@ async def test_it_goes_down_and_comes_up_with_the_page(
     await storage.history.settled()
     assert TTL not in storage.tier.list_attributes(b"page")
     assert pool.lifetimes.statistics()["expiring"] == {"pages": 0}
+
+
+async def test_a_page_that_is_written_from_nothing_keeps_what_was_said_of_it(
+    pool: Pool, storage: Storage, openings: Openings
+) -> None:
+    entry = await stored(pool, b"page", DATA)
+    pool.names.link(entry, pool.index.root, b"link")
+    await ExtendedAttributes(pool).set(entry, "user.name", b"value")
+    await pool.lifetimes.set_ttl(entry, 1000)
+    await empty_dram(pool)
+    assert entry.state == STORED
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):  # some of whom find that it is a draft already
+            nursery.start_soon(openings.open_writing, entry, True)
+    files.put(entry, b"new")
+    for _ in range(3):
+        pool.remove_writer(entry)
+    await wait_until(lambda: entry.stored == RESIDENT)
+    for path in (b"page", b"link"):
+        assert pool.tier.get_attribute(path, "user.name") == b"value"
+        assert on_ssd(pool, path) == b"new"
+    assert Lifetime.parse(storage.tier.get_attribute(b"page", TTL)).seconds == 1000
+    assert pool.lifetimes.statistics()["expiring"] == {"pages": 1}
+
+
+async def test_a_disk_that_fails_keeps_nobody_from_writing_from_nothing(
+    pool: Pool, storage: Storage, openings: Openings, monkeypatch: pytest.MonkeyPatch, expect_log: LogGuard
+) -> None:
+    expect_log("the SSD tier fails")
+    entry = await demoted(pool, b"page", DATA)
+
+    def fail(_path: bytes) -> list[str]:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.tier, "list_attributes", fail)
+        await rewrite(openings, entry, b"new")
+    storage.health.succeeded()
+    await wait_until(lambda: entry.stored == RESIDENT)
+    assert on_ssd(pool, b"page") == b"new"
 
 
 async def test_all_of_it_outlives_the_host(
