@@ -19,7 +19,7 @@ from kvfs.copies.jobs import Jobs
 from kvfs.counters import LimitedLog
 from kvfs.errors import KvfsError, NotWanted, StalePage, TierFailed, TierFull, TimedOut
 from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
-from kvfs.page import OWNER, Digest
+from kvfs.page import OWNER, PIN, TTL, USER, Digest
 from kvfs.policy import LeastRecentlyUsed
 from kvfs.policy.admission import Admission, WritePolicy
 from kvfs.storage.adoption import Adoption, look
