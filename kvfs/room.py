@@ -44,6 +44,8 @@ SEALING_SECONDS = 5.0
 INODE_RESERVE_PART = 64
 """So many inodes of all are kept free: every new file needs one, the smallest too."""
 LEAST_FOR_A_NAME = 1 << 20
+INLINE_FREED = 4 << 20
+"""Bytes: a thread costs more than giving so much memory back, which takes some 0.1 ms."""
 BATCH = 64
 """Victims between two turns of the event loop."""
 
@@ -329,13 +331,15 @@ class Evictor:
                 want.freed_inodes += 1
 
     async def close(self, descriptors: list[int]) -> None:
-        """Closes files, whose memory a thread then frees, and empties the list."""
-        if descriptors:
+        """Closes files, whose memory a thread frees where it is much, and empties the list."""
+        if sum(map(_allocated, descriptors)) > INLINE_FREED:
             batch = list(descriptors)
             descriptors.clear()
             with trio.CancelScope(shield=True):  # whoever waits may give up meanwhile
                 await trio.to_thread.run_sync(_close_all, batch)
         else:
+            _close_all(descriptors)
+            descriptors.clear()
             await trio.lowlevel.checkpoint()
 
     def _note_stuck(self, stuck: bool) -> None:
