@@ -7,8 +7,9 @@
 
 Promoting: programs ask a mount for pages that only the SSD has, until all are in DRAM and were compared with
 their digests. Demoting: they ask it to evict pages that only DRAM has. Copying up and down is the part of it
-that moves the bytes, and computes the digest, without a mount: some pages at once, as a mount does it. fio only
-reads or writes one file, with O_DIRECT and one job, in requests of a page's size, the better of iodepth 1 and 8.
+that moves the bytes, and computes the digest, without a mount: some pages at once, as a mount does it. fio
+only reads or writes one file, with O_DIRECT and one job, in requests of a page's size, the better of iodepth
+1 and 8.
 
 Files stay until the end: for half a minute after files were deleted, ext4 takes a millisecond to make one.
 
