@@ -60,8 +60,8 @@ class Adoption:
         storage.tier.suspect = False  # each page is compared with its digest when it is brought up
         self._pages.sort(key=lambda page: page[0])
         for _, entry in self._pages:
-            if entry.state == STORED and entry in storage.order:
-                storage.order.touch(entry)
+            if entry.state == STORED and entry.parent is not None and entry not in storage.order:
+                storage.order.add(entry)
         for entry in storage.pool.index.entries():
             if entry.stored is None and entry in storage.pool.policy:
                 storage.demotions.lacks_copy(entry)
@@ -84,9 +84,11 @@ class Adoption:
         """What was found, parents before their children; what is known already stays as it is."""
         self.found += len(batch)
         self.progressed = trio.current_time()
+        last_path, parent = b"", self._storage.pool.index.find(b"")
         for found in batch:
             parent_path, _, name = found.path.rpartition(b"/")
-            parent = self._storage.pool.index.find(parent_path)
+            if parent_path != last_path:  # what is in one directory comes together
+                last_path, parent = parent_path, self._storage.pool.index.find(parent_path)
             if isinstance(parent, Directory):
                 if found.is_directory:
                     self._adopt_directory(parent, name, found)
@@ -141,8 +143,8 @@ class Adoption:
         entry.size = pool.index.intern_size(digest.size)
         entry.hits = found.record.hits
         entry.stored = described.pack(found.size, found.blocks, found.atime_ns, found.mtime_ns)
-        storage.order.add(entry)
-        pool.lifetimes.found(entry, found.attributes)
+        if found.attributes:
+            pool.lifetimes.found(entry, found.attributes)
         if found.links > 1:
             self._by_inode[found.inode] = entry
         self._pages.append((max(found.atime_ns, found.mtime_ns), entry))
@@ -171,7 +173,7 @@ def look(tier: SsdTier, path: bytes) -> Stored | None:
     try:
         opened = tier.open_page(path)
     except DamagedPage as error:
-        tier.set_aside(path, error.reason)
+        tier.set_aside(path, error.reason, error.inode)
         return None
     except NoSuchPage:
         return _look_for_directory(tier, path)

@@ -89,7 +89,7 @@ class Promotions:
             pool.remove_everywhere(entry)
             raise StalePage(str(error)) from None
         except DamagedPage as error:
-            self._damaged(entry, error.reason)
+            self._damaged(entry, error.reason, error.inode)
             raise StalePage(str(error)) from error
         try:
             step("promote.opened")
@@ -108,7 +108,7 @@ class Promotions:
             if entry.state != STORED or entry.parent is None:
                 return
             if digest != opened.digest:
-                self._damaged(entry, "bytes")
+                self._damaged(entry, "bytes", opened.status.st_ino)
                 raise StalePage("the page is damaged on the SSD")
             self._install(entry, opened, target, temporary)
         finally:
@@ -174,9 +174,9 @@ class Promotions:
         pool.lifetimes.arrived(entry)
         pool.evictor.note_size(entry.size)
 
-    def _damaged(self, entry: Entry, reason: str) -> None:
-        """A miss, and the file in quarantine."""
+    def _damaged(self, entry: Entry, reason: str, inode: int | None) -> None:
+        """A miss, and the file in quarantine, unless another one has its name by then."""
         pool, path = self._storage.pool, entry.path()
         pool.count_miss(entry, "corrupt")
-        self._storage.history.append(lambda: self._storage.tier.set_aside(path, reason), moves=(path,))
+        self._storage.history.append(lambda: self._storage.tier.set_aside(path, reason, inode), moves=(path,))
         pool.remove_everywhere(entry)

@@ -174,8 +174,8 @@ def _first_foreign(root_fd: int) -> bytes | None:
 
 def is_ours(status: os.stat_result) -> bool:
     """Whether the tier made this file or directory."""
-    kind = stat.S_IFMT(status.st_mode)
-    return kind in (stat.S_IFREG, stat.S_IFDIR) and bool(status.st_mode & MARK)
+    mode = status.st_mode
+    return bool(mode & MARK) and (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def probe_direct(dir_fd: int, name: bytes) -> str:

@@ -167,11 +167,13 @@ class Scan:
             chunk = list(islice(here.entries, _CHUNK))
             prefix = here.path + b"/" if here.path else b""
             for entry in chunk:
-                with contextlib.suppress(FileNotFoundError):
+                try:
                     if prefix or not is_reserved(entry.name):
                         self._examine(here, entry, prefix + entry.name, batch)
                     else:
                         self._examine_reserved(here, entry)
+                except FileNotFoundError:
+                    continue
             if not chunk:
                 here.close()
                 self._here = None
@@ -206,7 +208,7 @@ class Scan:
             )
 
     def _examine(self, here: _Here, entry: os.DirEntry[bytes], path: bytes, batch: list[Stored]) -> None:
-        """Looks at one name. 100,000 of them are to take a second: here it is the calls that cost."""
+        """Looks at one name. There may be a million of them: what happens here for each is kept short."""
         name = entry.name
         if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
             self._note_foreign(path)
@@ -219,15 +221,15 @@ class Scan:
                 return
             record, attributes = self._tier.records.examine(fd)
             in_place = (
-                record is not None and binding(here.identity, name) in record.names and here.identity != 0
+                record is not None and here.identity != 0 and binding(here.identity, name) in record.names
             )
             is_directory = stat.S_ISDIR(status.st_mode)
-            if not is_directory and not in_place and self._tier.is_copy(fd):
+            if not in_place and not is_directory and self._tier.is_copy(fd):
                 self._note_foreign(path)
                 return
         finally:
             os.close(fd)
-        self._tier.accounts.count(status.st_ino, occupied(status))
+        self._tier.accounts.count(status.st_ino, status.st_blocks * 512)
         if is_directory:
             self._note_directory(path, status, record if in_place else None)
             if record is None:
@@ -238,7 +240,7 @@ class Scan:
             if reason or record is None:
                 self.findings.damaged[reason] += 1
                 self._set_aside.append(path)
-                self._tier.set_aside(path, reason)
+                self._tier.set_aside(path, reason, status.st_ino)
                 return
             self.findings.pages += 1
         batch.append(
