@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,3 +127,27 @@ def test_a_directory_in_memory_and_a_small_capacity_are_warned_about(base: Path)
             assert size - used == free
         finally:
             mount.close()
+
+
+def test_a_directory_of_a_newer_layout_is_kept_unless_it_may_go(base: Path) -> None:
+    disk = base / "disk"
+    mount = KvfsMount(base / "mount", POOL, "--ssd", str(disk), *CAPACITY)
+    with mount:
+        (mount.path / "page").write_bytes(pattern(1, MIB))
+        mount.umount()
+    owner = disk / ".kvfs-owner"
+    record = json.loads(owner.read_bytes()) | {"layout": 99}
+    owner.write_text(json.dumps(record).ljust(511) + "\n")
+    (disk / "notes.txt").write_text("mine")
+    before = tree(disk)
+    assert_refused(mount, UNUSABLE, "has layout 99, this kvfs has")
+    assert tree(disk) == before
+    mount.mount("--discard-incompatible")
+    assert list(mount.path.iterdir()) == []
+    assert sorted(path.name for path in disk.iterdir() if not path.name.startswith(".kvfs")) == ["notes.txt"]
+    assert (disk / "notes.txt").read_text() == "mine"
+    (mount.path / "page").write_bytes(pattern(2, MIB))
+    mount.umount()
+    mount.mount()
+    assert (mount.path / "page").read_bytes() == pattern(2, MIB)
+    mount.close()
