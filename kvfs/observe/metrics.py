@@ -74,6 +74,9 @@ class _StatusCollector(Collector):
 
 def _of_the_ssd(ssd: dict[str, Any] | None) -> Iterator[Metric]:
     """What only an SSD tier has; families without samples where there is none."""
+    oldest = GaugeMetricFamily(
+        "kvfs_ssd_unstored_seconds", "For how long pages have been meant for the SSD and not there, at most."
+    )
     rate = GaugeMetricFamily(
         "kvfs_ssd_written_bytes_per_day", "Bytes a day written to the SSD, at the rate of the last day."
     )
@@ -89,6 +92,7 @@ def _of_the_ssd(ssd: dict[str, Any] | None) -> Iterator[Metric]:
         "kvfs_ssd_not_written", "Pages that the SSD refused, by reason.", labels=["reason"]
     )
     if ssd is not None:
+        oldest.add_metric([], ssd["unstored_seconds"])
         rate.add_metric([], ssd["written_a_day_bytes"])
         for age, pages in ssd["never_read"].items():
             never_read.add_metric([age], pages["bytes"])
@@ -96,7 +100,7 @@ def _of_the_ssd(ssd: dict[str, Any] | None) -> Iterator[Metric]:
             left_out.add_metric([reason], pages["bytes"])
         for reason, count in ssd["not_written"].items():
             not_written.add_metric([reason], count)
-    yield from (rate, never_read, left_out, not_written)
+    yield from (oldest, rate, never_read, left_out, not_written)
 
 
 def _by_tier(

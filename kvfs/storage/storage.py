@@ -425,6 +425,7 @@ class Storage:
             "pages": len(self.order),
             "unstored": len(unstored),
             "unstored_bytes": unstored.waiting_bytes,
+            "unstored_seconds": round(unstored.oldest(trio.current_time()), 1) if len(unstored) else 0.0,
             "left_out": unstored.left_out(),
             "waiting_changes": len(self.history),
             "written": self.demotions.written,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Final
 
 from kvfs.index import Entry
@@ -57,6 +57,10 @@ class Unstored:
     def total_bytes(self) -> int:
         """Of all pages that are only in DRAM."""
         return sum(self._bytes.values())
+
+    def oldest(self, now: float) -> float:
+        """For how long a page has been without its copy at most; 0 where none settles or waits."""
+        return now - min(chain(self._settling.values(), self._waiting.values()), default=now)
 
     def left_out(self) -> dict[str, dict[str, int]]:
         """By the reason, pages and bytes."""

@@ -40,6 +40,7 @@ def test_a_page_settles_waits_and_is_gone(pages: Pages) -> None:
     assert page not in unstored
     assert (len(unstored), unstored.waiting_bytes, unstored.total_bytes) == (1, 100, 100)
     assert unstored.settled(5.9) == []
+    assert unstored.oldest(5.75) == 0.75
     assert unstored.settled(6.0) == [(page, 5.0)]
     unstored.want(page, 5.0)
     assert page in unstored
@@ -49,6 +50,7 @@ def test_a_page_settles_waits_and_is_gone(pages: Pages) -> None:
     unstored.forget(page)
     assert (len(unstored), unstored.waiting_bytes, unstored.total_bytes) == (0, 0, 0)
     assert unstored.state(page) is None
+    assert unstored.oldest(100.0) == 0.0
 
 
 def test_what_is_left_out_is_counted_by_reason_and_does_not_wait(pages: Pages) -> None:
