@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 
 from kvfs.policy.classes import MOST_USES
 from kvfs.policy.ghosts import Ghost, Ghosts
@@ -17,14 +17,14 @@ LEAST_BETWEEN_FITS = 1024
 """Uses of pages. Fits take milliseconds, and so few uses teach little."""
 NEW_EVIDENCE = 20
 """There is a fit when one part in so many of the evidence is new."""
-SAMPLE = 4096
+SAMPLE = 1 << 14
 """A fit looks at about so many of the pages, and of the ghosts, whose future is not known yet."""
-BETWEEN_STEPS = 16
+AT_ONCE = 256
+"""It looks at so many in one step: nobody is to wait for it for a millisecond."""
+BETWEEN_STEPS = 8
 """Uses of pages between two steps of a fit."""
 MOST_STEPS = 4
 """Steps at once, however many pages are used at once."""
-PARTS = 16
-"""It looks at them in so many parts: nobody is to wait for it for a millisecond."""
 _SPREAD = 0x9E3779B97F4A7C15
 """Makes of any keys some whose bits are all different."""
 _NEAR_END = 128
@@ -39,16 +39,16 @@ def _spread(key: int) -> int:
 class Learner:
     """Watches pages and fits the hazards to what became of them."""
 
-    __slots__ = ("_fits", "_fitting", "_ghosts", "_slots", "_step_after", "_until_fit", "hazards")
+    __slots__ = ("_fits", "_ghosts", "_pages", "_slots", "_until_fit", "_until_step", "hazards")
 
     def __init__(self, slots: Slots[AnyPage]) -> None:
         self.hazards = Hazards()
         self._slots = slots
         self._ghosts = Ghosts()
         self._until_fit = LEAST_BETWEEN_FITS
-        self._fits = 0
-        self._fitting: Iterator[None] = iter(())
-        self._step_after = 0
+        self._until_step = 0
+        self._pages = 0
+        self._fits = self._fit_for_ever()
 
     def entered(self, slot: int, key: int) -> bool:
         """A page came in, which is known by any number ``key``; returns whether it came back, and then gives
@@ -83,31 +83,36 @@ class Learner:
 
     def went_by(self, uses: int, pages: int) -> None:
         """So many uses went by, and there are so many pages: fits if it is time to, a little each time."""
+        self._pages = pages
         self._until_fit -= uses
-        if self._until_fit <= 0:
-            self._until_fit = max(LEAST_BETWEEN_FITS, min(self._slots.clock, MEMORY * pages) // NEW_EVIDENCE)
-            self._fitting = self._fit(pages, math.exp(-self._until_fit / (MEMORY * max(pages, 1))))
-        self._step_after -= uses
+        if self._until_fit > 0:
+            return
+        self._until_step -= uses
         for _ in range(MOST_STEPS):
-            if self._step_after > 0:
+            if self._until_step > 0:
                 return
-            self._step_after += BETWEEN_STEPS
-            next(self._fitting, None)
-        self._step_after = 0
+            self._until_step += BETWEEN_STEPS
+            next(self._fits)
+        self._until_step = 0
 
-    def _fit(self, pages: int, remembered: float) -> Iterator[None]:
+    def _fit_for_ever(self) -> Iterator[None]:
         """Fits to what became of pages, and to every so many pages and ghosts, each standing for those
         between."""
-        self._ghosts.fit(pages)
-        self._fits += 1
-        slots, step = self._slots, max(1, pages // SAMPLE)
-        watched = slots.sample(self._fits % step, step)
-        while some := list(islice(watched, SAMPLE // PARTS)):
-            self.hazards.watch(some)
+        slots, last = self._slots, 0
+        for number in count(1):
+            self._ghosts.fit(self._pages)
+            step = max(1, self._pages // SAMPLE)
+            pages = slots.sample(number % step, step)
+            while some := list(islice(pages, AT_ONCE)):
+                self.hazards.watch(some)
+                yield
+            step = max(1, len(self._ghosts) // SAMPLE)
+            ghosts = self._ghosts.sample(number % step, step)
+            while gone := list(islice(ghosts, AT_ONCE)):
+                self.hazards.watch((one, slots.age_of(clock), step / share) for one, clock, share in gone)
+                yield
+            now, turnover = slots.clock, MEMORY * max(self._pages, 1)
+            yield from self.hazards.fit(math.exp((last - now) / turnover))
+            last = now
+            self._until_fit = max(LEAST_BETWEEN_FITS, min(now, turnover) // NEW_EVIDENCE)
             yield
-        step = max(1, len(self._ghosts) // SAMPLE)
-        ghosts = self._ghosts.sample(self._fits % step, step)
-        while gone := list(islice(ghosts, SAMPLE // PARTS)):
-            self.hazards.watch((number, slots.age_of(clock), step / share) for number, clock, share in gone)
-            yield
-        yield from self.hazards.fit(remembered)
