@@ -66,7 +66,7 @@ class Copying:
         """Gives a page its copy; says whether it has one then. It has none where it is no page any more, or
         another one.
 
-        Raises what `SsdPages` and `Storage.reserve` raise, TimedOut and OSError where the disk fails, and
+        Raises what `SsdPages` and `Space.reserve` raise, TimedOut and OSError where the disk fails, and
         AttributeMissing and ValueError where the page is damaged in DRAM.
         """
         pool = self._storage.pool
@@ -92,12 +92,12 @@ class Copying:
     async def _write(self, entry: Entry, fd: int, idle: bool) -> WrittenPage:
         """The bytes in a temporary. Where the disk is fuller than thought, pages are evicted, once."""
         storage, page = self._storage, self._describe(entry, fd)
-        reservation = await storage.reserve(page.digest.size, entry)
+        reservation = await storage.space.reserve(page.digest.size, entry)
         try:
             return await self._write_in_thread(page, fd, reservation, idle)
         except TierFull as error:
-            await storage.make_room(error.missing_bytes, error.missing_inodes, entry)
-        reservation = await storage.reserve(page.digest.size, entry)
+            await storage.space.make(error.missing_bytes, error.missing_inodes, entry)
+        reservation = await storage.space.reserve(page.digest.size, entry)
         return await self._write_in_thread(page, fd, reservation, idle)
 
     async def _write_in_thread(

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -17,7 +16,7 @@ from kvfs import mounts
 from kvfs.copies.choosing import CopiesStatistics
 from kvfs.copies.jobs import Jobs
 from kvfs.counters import LimitedLog
-from kvfs.errors import KvfsError, NotWanted, StalePage, TierFailed, TierFull, TimedOut
+from kvfs.errors import KvfsError, StalePage, TierFailed, TimedOut
 from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import OWNER, PIN, TTL, USER, Digest
 from kvfs.policy import LeastRecentlyUsed
@@ -29,12 +28,12 @@ from kvfs.storage.directory_times import DirectoryTimes
 from kvfs.storage.history import History
 from kvfs.storage.place import Place
 from kvfs.storage.promotion import Promotions
+from kvfs.storage.space import Space
 from kvfs.storage.unstored import Unstored
 from kvfs.storage.upkeep import Upkeep
 from kvfs.storage.wear import Wear
 from kvfs.tiers import ssd_uses
 from kvfs.tiers.base import Room
-from kvfs.tiers.ssd_accounts import Reservation
 from kvfs.tiers.ssd_health import Health
 from kvfs.tiers.ssd_pages import OpenedPage
 from kvfs.tiers.ssd_uses import Use, Uses
@@ -44,9 +43,6 @@ if TYPE_CHECKING:
     from kvfs.tiers.ssd import SsdTier
 
 log = logging.getLogger("kvfs.storage")
-
-LEAST_EVICTED = 16 << 20
-"""Bytes: making a little more room than is asked for saves asking the disk for each page."""
 
 STALLED_SECONDS = 2.0
 """A walk that finds nothing for so long lets nobody wait who wants to see what there is."""
@@ -110,10 +106,8 @@ class Storage:
         """Whose copies were given up during the walk, which may have seen them."""
         self.nursery: trio.Nursery
         self.uses: Uses[Entry] = Uses()
-        self.evictions = 0
-        self.evicted_bytes = 0
+        self.space = Space(self)
         self._log = LimitedLog(log)
-        self._making_room = trio.Lock()
         self.on_walked: Callable[[], None] = lambda: None
         """Called once the walk is over."""
         self.directory_times = DirectoryTimes(self)
@@ -177,7 +171,7 @@ class Storage:
         # A disk that fails has nothing for now, and what is made meanwhile is newer than what it may have.
         with suppress(OSError, TierFailed, TimedOut):
             await self.history.followed(path)
-            found = await self._in_thread(lambda path: look(self.tier, path), path)
+            found = await self.in_thread(lambda path: look(self.tier, path), path)
             if found is not None and name not in directory.children:
                 self.adoption.adopt([found])
         return directory.children.get(name)
@@ -296,7 +290,7 @@ class Storage:
                 continue
             renames = self.history.renames
             try:
-                answer = await self._in_thread(question, path)
+                answer = await self.in_thread(question, path)
             except (OSError, KvfsError):
                 if renames == self.history.renames:
                     raise
@@ -306,7 +300,7 @@ class Storage:
                 if isinstance(answer, OpenedPage):
                     os.close(answer.fd)
 
-    async def _in_thread(self, question: Callable[[bytes], Answer], path: bytes) -> Answer:
+    async def in_thread(self, question: Callable[[bytes], Answer], path: bytes) -> Answer:
         """One call that may wait for the disk. Raises TimedOut, and what the call raises."""
         self.health.require(trio.current_time())
         left_behind = threading.Event()
@@ -341,60 +335,6 @@ class Storage:
         if self.health.failed(reason, trio.current_time()):
             self._log.warning("failed", f"the SSD tier fails: {reason}")
         return TimedOut(f"the SSD tier: {reason}")
-
-    # Room on the SSD
-
-    async def reserve(self, size: int, page: Entry) -> Reservation:
-        """Room for a page of ``size`` bytes, by evicting what is worth less if need be. Raises TierFull,
-        NotWanted, TierUncounted, NotStorable."""
-        async with self._making_room:  # what one has made room for, no other takes
-            with suppress(TierFull):
-                return self.tier.reserve(size)
-            # Others may have taken and freed what is on this disk since it was asked last.
-            await self._in_thread(lambda _: self.tier.refresh_room(), b"")
-            try:
-                return self.tier.reserve(size)
-            except TierFull as error:
-                await self._make_room(max(error.missing_bytes, 1), error.missing_inodes, page)
-            return self.tier.reserve(size)
-
-    async def make_room(self, missing_bytes: int, missing_inodes: int, page: Entry) -> None:
-        """Evicts for a page of DRAM what is worth less: pages that are only here, the coldest first, and then
-        copies of what is colder in DRAM. Raises NotWanted, and evicts nothing, where that is not enough.
-        """
-        async with self._making_room:
-            await self._make_room(missing_bytes, missing_inodes, page)
-
-    async def _make_room(self, missing_bytes: int, missing_inodes: int, page: Entry) -> None:
-        victims: list[Entry] = []
-        freed = 0
-        wanted = max(missing_bytes, min(LEAST_EVICTED, self.tier.accounts.capacity_bytes // 16))
-        coldest_first = chain(self.order.victims(), self.pool.policy.victims())
-        for entry in coldest_first:
-            if freed >= wanted and len(victims) >= missing_inodes:
-                break
-            if entry is page:
-                is_missed = freed < missing_bytes or len(victims) < missing_inodes
-                if is_missed and any(warmer.stored == RESIDENT for warmer in coldest_first):
-                    raise NotWanted("the SSD tier is full of pages that are worth more")
-                break
-            is_there = entry.stored == RESIDENT or entry.state == STORED
-            if is_there and not self.pool.lifetimes.is_pinned(entry):
-                freed += entry.size
-                victims.append(entry)
-        for entry in victims:
-            self._evict(entry)
-        await self.history.caught_up()
-
-    def _evict(self, entry: Entry) -> None:
-        if entry.stored == RESIDENT:
-            self.forget_copy(entry)
-            self.demotions.give_up(entry)
-            return
-        self.evictions += 1
-        self.evicted_bytes += entry.size
-        self.pool.note_gone(entry, evicted=True)
-        self.pool.remove_everywhere(entry)
 
     def room(self, dram: Room) -> Room:
         """The room of both tiers; what is in DRAM alone counts as if it were on the SSD. Where the SSD is the
@@ -435,8 +375,8 @@ class Storage:
             "read_bytes": self.promotions.read_bytes,
             "read_path": _shown(self.read_path()),
             "read_path_reason": self.read_path().reason,
-            "evictions": self.evictions,
-            "evicted_bytes": self.evicted_bytes,
+            "evictions": self.space.evictions,
+            "evicted_bytes": self.space.evicted_bytes,
             "not_written": dict(self.demotions.failures),
             "damaged": tier.damaged,
             "quarantined": tier.quarantined,

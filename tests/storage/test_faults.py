@@ -171,7 +171,7 @@ async def test_a_small_ssd_keeps_the_pages_used_last(
     left = sorted(pool.index.root.children)
     assert 4 <= len(left) <= 8
     assert left == files.names(*range(30 - len(left), 30))
-    assert storage.evictions == 30 - len(left)
+    assert storage.space.evictions == 30 - len(left)
     for name in left:
         assert await read(openings, files.find(pool, name)) == pattern(MIB, int(name))
     await settled(pool)
