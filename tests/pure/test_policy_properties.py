@@ -198,7 +198,7 @@ class OrderMachine(RuleBasedStateMachine):
 
 
 TestOrder = OrderMachine.TestCase
-TestOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOrder.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 class LinkedPage(Page):
@@ -246,4 +246,4 @@ class OneClassMachine(RuleBasedStateMachine):
 
 
 TestOneClass = OneClassMachine.TestCase
-TestOneClass.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestOneClass.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
