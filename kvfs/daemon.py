@@ -26,7 +26,7 @@ from kvfs.fs.channel import KernelChannel, raise_descriptor_limit
 from kvfs.fs.control import ControlFiles
 from kvfs.fs.files import Files
 from kvfs.fs.operations import Operations
-from kvfs.notify import ServiceManager
+from kvfs.notify import ServiceManager, notes_the_time
 from kvfs.observe.metrics import Metrics
 from kvfs.observe.status import Status
 from kvfs.page import OWNER, Owner
@@ -290,8 +290,9 @@ def run(
     manager: ServiceManager | None = None,
 ) -> None:
     """Serves a mount in this process until it is unmounted. Raises KvfsError when it cannot start."""
+    time = "" if notes_the_time(sys.stderr.fileno(), os.environ) else "%(asctime)s "
     logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+        level=config.log_level.upper(), format=f"{time}%(levelname)s %(name)s: %(message)s", force=True
     )
     ignore_lease_breaks()
     _protect_from_oom()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from kvfs.counters import LimitedLog
 from kvfs.errors import ConfigError
@@ -61,3 +61,9 @@ class ServiceManager:
         except OSError as error:
             words = ", ".join(variables)
             self._log.warning("unheard", f"the service manager does not hear {words}: {error.strerror}")
+
+
+def notes_the_time(descriptor: int, environment: Mapping[str, str]) -> bool:
+    """Whether what is written to a descriptor goes to the journal of systemd, which knows when it came."""
+    status = os.fstat(descriptor)
+    return environment.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"

@@ -48,6 +48,8 @@ class Manager:
         words = ["mount", "-f", self.mount.path, "--pool", self.mount.pool_bytes]
         words += ["--state-dir", self.mount.state_base, *self.arguments]
         with open(self.mount.state_base.parent / "journal", "ab") as journal:
+            status = os.fstat(journal.fileno())
+            variables["JOURNAL_STREAM"] = f"{status.st_dev}:{status.st_ino}"
             process = subprocess.Popen(
                 [sys.executable, "-m", "kvfs", *map(str, words)],
                 env=environment_for_kvfs(variables),
@@ -111,6 +113,8 @@ def test_ready_means_that_it_serves(make_mount: MakeMount) -> None:
         assert message["STOPPING"] == "1"
         assert int(message["EXTEND_TIMEOUT_USEC"]) == 60_000_000
         assert process.wait(20) == 0
+        first = manager.journal.splitlines()[0]
+        assert first == f"INFO kvfs.daemon: serving {mount.path}", "the journal notes the time itself"
     assert mountinfo(mount.path) == []
     assert list(mount.state_base.iterdir()) == []
 

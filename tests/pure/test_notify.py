@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.errors import ConfigError
-from kvfs.notify import ServiceManager
+from kvfs.notify import ServiceManager, notes_the_time
 from tests.conftest import LogGuard
 
 
@@ -77,3 +77,12 @@ def test_a_manager_that_does_not_read_is_not_waited_for(
         if expect_log.lines:
             return
     pytest.fail("the queue of the socket never fills")
+
+
+def test_only_the_journal_notes_the_time(tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("w") as journal, (tmp_path / "other").open("w") as other:
+        status = os.fstat(journal.fileno())
+        environment = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+        assert notes_the_time(journal.fileno(), environment)
+        assert not notes_the_time(journal.fileno(), {})
+        assert not notes_the_time(other.fileno(), environment), "standard error was redirected"
