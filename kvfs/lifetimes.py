@@ -261,6 +261,18 @@ class Lifetimes:
         if isinstance(entry, Directory):
             self._defaults.pop(entry, None)
 
+    def said_of(self, entry: Entry) -> tuple[bool, int]:
+        """Whether a page is pinned, and the second at which it expires, 0 for never."""
+        return entry in self._pinned, self._expiry.get(entry.number)
+
+    def say(self, entry: Entry, said: tuple[bool, int]) -> None:
+        """An entry stands for a page of which this was said."""
+        is_pinned, second = said
+        if is_pinned:
+            self.keep_if_possible(entry)
+        if second:
+            self._expiry.set(entry.number, second)
+
     def directory_attributes(self, directory: Directory) -> dict[str, bytes]:
         """What a directory has of these attributes."""
         if directory not in self._defaults:

@@ -190,7 +190,7 @@ class Verifier:
         """Another entry takes the names, because who has the page open keeps what they opened."""
         pool = self._pool
         assert pool.storage is not None
-        names = entry.names()
+        names, said = entry.names(), pool.lifetimes.said_of(entry)
         pool.idle.secure(entry)
         for parent, name in names:
             with suppress(FileNotFoundError), pool.directories.unseen(parent):
@@ -205,6 +205,7 @@ class Verifier:
         page.hits = entry.hits
         page.stored = described.pack_status(status)
         pool.storage.order.add(page)
+        pool.lifetimes.say(page, said)
         for any_parent, any_name in names:
             pool.face.invalidate(any_parent.number, any_name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from kvfs.pool import Pool
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.storage import Storage
 from kvfs.storage.unstored import NOT_REUSED
+from kvfs.verification import Verifier
 from tests.conftest import LogGuard
 from tests.pool import files
 from tests.pool.conftest import ROOT_OWNER  # noqa: F401
@@ -107,6 +109,29 @@ async def test_it_goes_down_and_comes_up_with_the_page(
     await storage.history.settled()
     assert TTL not in storage.tier.list_attributes(b"page")
     assert pool.lifetimes.statistics()["expiring"] == {"pages": 0}
+
+
+async def test_a_pinned_page_that_is_damaged_in_dram_comes_back(
+    pool: Pool, storage: Storage, monkeypatch: pytest.MonkeyPatch, expect_log: LogGuard
+) -> None:
+    monkeypatch.setattr(lifetimes, "RETRY_SECONDS", 0.05)
+    expect_log("the SSD has it whole")
+    entry = await stored(pool, b"page", DATA)
+    await pool.lifetimes.set_ttl(entry, 1000)
+    await pool.lifetimes.pin(entry)
+    second = pool.lifetimes.said_of(entry)[1]
+    await storage.history.settled()
+    fd = pool.tier.open(b"page", os.O_RDWR)
+    os.pwrite(fd, bytes([DATA[0] ^ 1]), 0)
+    os.close(fd)
+    await Verifier(pool).repair(entry)
+    fresh = files.find(pool, b"page")
+    assert fresh is not entry
+    assert pool.lifetimes.said_of(fresh) == (True, second)
+    assert not pool.lifetimes.is_pinned(entry)
+    await wait_until(lambda: fresh.state == SEALED)
+    assert files.is_intact(pool, b"page", DATA)
+    assert pool.tier.get_attribute(b"page", PIN) == b"1"
 
 
 async def test_a_page_that_is_written_from_nothing_keeps_what_was_said_of_it(
