@@ -116,6 +116,7 @@ class Storage:
 
     def start(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
+        self.adoption.progressed = trio.current_time()
         nursery.start_soon(self.history.run)
         nursery.start_soon(self.demotions.run, nursery)
         nursery.start_soon(self._walk)

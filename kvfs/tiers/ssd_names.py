@@ -33,7 +33,8 @@ def is_reserved(path: bytes) -> bool:
 
 def binding(identity: int, name: bytes) -> int:
     """What the record of ``name`` holds when it belongs into the directory of this identity: 64 bits."""
-    return int(xxhash.xxh3_64_intdigest(identity.to_bytes(8, "little") + name))
+    bound: int = xxhash.xxh3_64_intdigest(identity.to_bytes(8, "little") + name)
+    return bound
 
 
 def prefixes(path: bytes) -> Iterator[bytes]:

@@ -22,7 +22,7 @@ from kvfs.page import DIGEST, OWNER, SPARSE, Digest, Owner
 HITS: Final = "hits"
 MOST_HITS: Final = (1 << 32) - 1
 
-_HEAD = struct.Struct("<IB")
+_CHECKSUM_SIZE = 4
 
 _HAS_DIGEST = 1
 _HAS_OWNER = 2
@@ -80,17 +80,18 @@ class Record:
             parts.append(self.identity)
         parts += self.names
         packed = struct.pack(_format(fields, len(self.names)), 0, fields, *parts)
-        return struct.pack("<I", xxhash.xxh32_intdigest(packed[4:])) + packed[4:]
+        body = packed[_CHECKSUM_SIZE:]
+        return struct.pack("<I", xxhash.xxh32_intdigest(body)) + body
 
     @classmethod
     def unpack(cls, value: bytes) -> Record:
         """Raises ValueError for anything that ``pack`` did not make."""
-        if len(value) < _HEAD.size:
+        if len(value) <= _CHECKSUM_SIZE:
             raise ValueError("the record of a file is cut short")
-        checksum, fields = _HEAD.unpack_from(value)
-        if checksum != xxhash.xxh32_intdigest(value[4:]):
-            raise ValueError("the record of a file does not match its checksum")
+        fields = value[_CHECKSUM_SIZE]
         parts = _layout(fields, len(value)).unpack(value)
+        if parts[0] != xxhash.xxh32_intdigest(value[_CHECKSUM_SIZE:]):
+            raise ValueError("the record of a file does not match its checksum")
         digest = owner = None
         identity, place = 0, 2
         if fields & _HAS_DIGEST:

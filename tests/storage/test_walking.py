@@ -52,9 +52,8 @@ async def test_a_listing_waits_for_a_walk_only_while_that_gets_on(
 ) -> None:
     operations: Any = Operations(pool, Files(pool), ControlFiles({}, (0, 0)))
     await page(pool, b"new", DATA)
-    with trio.fail_after(3):
-        await operations.opendir(ROOT_NUMBER, None)
-        with trio.fail_after(0.1):
+    with trio.fail_after(15):
+        for _ in range(20):
             await operations.opendir(ROOT_NUMBER, None)
     assert not storage.walked.is_set()
     one = await storage.find(pool.index.root, b"one")
@@ -82,7 +81,7 @@ async def test_names_that_a_failing_disk_may_have_are_free(
     with monkeypatch.context() as patch:
         patch.setattr(parts, "look", fail)
         for _ in range(2):
-            with trio.fail_after(1):
+            with trio.fail_after(4):
                 assert await storage.find(pool.index.root, b"one") is None
         new = await page(pool, b"one", DATA[::-1])
     storage.succeeded()

@@ -305,11 +305,11 @@ def test_hits_and_times_of_use_survive(ssd: Path) -> None:
     tier.close()
 
 
-def test_twenty_thousand_pages_are_walked_in_a_second_or_so(tier: SsdTier) -> None:
-    """5 s for 100,000 is the promise; the machine of a test may be busy."""
+def test_twenty_thousand_pages_take_a_second_of_one_processor_at_most(tier: SsdTier) -> None:
+    """5 s for 100,000 is the promise; how busy the machine of a test is makes no difference here."""
     fill_quickly(tier, 20_000)
-    start = time.perf_counter()
+    start = time.process_time()
     found = pages(tier)
-    elapsed = time.perf_counter() - start
+    elapsed = time.process_time() - start
     assert len(found) == 20_000
-    assert elapsed < 3.0
+    assert elapsed < 1.0
