@@ -34,6 +34,8 @@ _UNSEEN = os.O_RDONLY | os.O_NOATIME
 """Copying a page is no use of it."""
 WRITERS = 2
 """Pages that are written at once: enough to keep a disk busy, few enough that readers hardly notice."""
+AT_ONCE = 2 * WRITERS
+"""Pages that are on their way at once: while some are written, others get their names."""
 EXPECTED_SPEED = 100e6
 """Bytes a second, until it is known how fast the disk takes pages."""
 _WEIGHT = 0.2

@@ -32,7 +32,7 @@ from kvfs.index import Entry
 from kvfs.page import DIGEST, Digest
 from kvfs.policy.admission import Admission
 from kvfs.sizes import format_count
-from kvfs.storage.copying import WRITERS, Copying
+from kvfs.storage.copying import AT_ONCE, Copying
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.unstored import COLD, NOT_REUSED, NOT_STORABLE, Unstored
 from kvfs.tiers.ssd_health import Health
@@ -137,7 +137,7 @@ class Demotions:
             self._changed = trio.Event()
             self._decide_settled()
             begin, entry = math.inf, self.unstored.first(self._running)
-            if entry is not None and len(self._running) < WRITERS:
+            if entry is not None and len(self._running) < AT_ONCE:
                 begin = max(self.unstored.due(entry, self._copying.bytes_per_second), self._rest())
                 if begin <= trio.current_time():
                     await nursery.start(partial(self.copy, idle=True), entry)
@@ -197,7 +197,7 @@ class Demotions:
                 await self.copy(entry)
 
         async with trio.open_nursery() as nursery:
-            for _ in range(WRITERS):
+            for _ in range(AT_ONCE):
                 nursery.start_soon(copy_some)
 
     async def copy(
