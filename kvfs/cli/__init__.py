@@ -62,8 +62,9 @@ def _kvfs() -> None:
     sudo kvfs umount /mnt/kv
 
     Every option can also be given as KVFS_OPTION in the environment (sudo drops it unless told otherwise) or
-    as a key in /etc/kvfs.toml. A flag wins over the environment, the environment over the file, the file over
-    the default; the status of a mount shows where each value came from.
+    as a key in /etc/kvfs.toml, or in /etc/kvfs/mnt-kv.toml for a mount at /mnt/kv alone. A flag wins over the
+    environment, the environment over the file, the file over the default; the status of a mount shows where
+    each value came from.
     """
 
 
