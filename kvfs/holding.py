@@ -18,13 +18,13 @@ class Holding:
     """
 
     __slots__ = (
+        "awaited",
         "backing_id",
         "epoch",
         "failure",
         "kept_if_empty",
         "read_fd",
         "readers",
-        "retry_until",
         "sealing",
         "sized",
         "until_forgotten",
@@ -51,8 +51,14 @@ class Holding:
         """Whether the kernel may still open the file by its number: another one took its name by rename, and
         who looked the name up before that is not to fail."""
         self.sealing = False
-        self.retry_until = 0.0
-        """Until then (trio's clock) the draft waits for the open that was answered ESTALE; 0 once it came."""
+        self.awaited: dict[int, float] = {}
+        """Tasks whose open was answered ESTALE, which are to find this draft when the kernel looks the name
+        up again; and until when (trio's clock) it waits for each."""
+
+    @property
+    def retry_until(self) -> float:
+        """Until when (trio's clock) the draft waits for somebody; 0 when it does not."""
+        return max(self.awaited.values(), default=0.0)
 
     @property
     def in_use(self) -> bool:

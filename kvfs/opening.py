@@ -47,6 +47,8 @@ class Openings:
         self._replacing: dict[Entry, trio.Event] = {}
         self._log = LimitedLog(log)
         self._serial = 0
+        self._successors: dict[Entry, tuple[Entry, float]] = {}
+        """Pages of which another file took the names not long ago: which, and when (trio's clock)."""
 
     # Reading
 
@@ -117,13 +119,12 @@ class Openings:
 
     # Writing
 
-    async def open_writing(self, entry: Entry, truncate: bool) -> Holding:
-        """One more writer of a draft. StalePage when the name means another file from now on."""
-        await self._make_draft(entry, truncate)
+    async def open_writing(self, entry: Entry, truncate: bool, task: int = 0) -> Holding:
+        """One more writer of a draft. StalePage when the name means another file from now on. The kernel looks
+        it up again for the task, but only once: what it finds then stays a draft until the task comes."""
+        await self._make_draft_for(task, entry, truncate)
         pool = self._pool
-        if entry.parent is None and entry.holding is None:
-            raise StalePage("the file was removed")
-        holding = self._add_writer(entry)
+        holding = self._add_writer(entry, task)
         if truncate:
             holding.kept_if_empty = holding.kept_if_empty and not os.fstat(holding.write_fd).st_size
             os.ftruncate(holding.write_fd, 0)
@@ -153,15 +154,45 @@ class Openings:
         pool.face.publish(entry)
         return entry.holding
 
-    def _add_writer(self, entry: Entry) -> Holding:
+    def _add_writer(self, entry: Entry, task: int) -> Holding:
         pool = self._pool
         holding = pool.hold(entry)
+        holding.awaited.pop(task, None)
         try:
             pool.add_writer(entry)
         except OSError:  # the page that it was must not stay a draft
             pool.sealer.schedule(entry)
             raise
         return holding
+
+    async def _make_draft_for(self, task: int, entry: Entry, truncate: bool) -> None:
+        try:
+            await self._make_draft(entry, truncate)
+            if entry.parent is None and entry.holding is None:
+                raise StalePage("the file was removed")
+        except StalePage:
+            await self._await(task, entry)
+            raise
+
+    async def _await(self, task: int, entry: Entry) -> None:
+        """A task is about to be answered ESTALE: what replaced the entry meanwhile stays a draft until it comes,
+        or becomes one, however often it was written and read since."""
+        latest = self._latest(entry)
+        if latest is entry or latest.parent is None:
+            return
+        with suppress(StalePage):
+            await self._make_draft(latest, truncate=False)
+        latest = self._latest(latest)
+        if latest.state == DRAFT and latest.holding is not None and latest.parent is not None:
+            latest.holding.awaited[task] = trio.current_time() + RETRY_SECONDS
+            if not latest.holding.writers:
+                self._pool.sealer.schedule(latest)
+
+    def _latest(self, entry: Entry) -> Entry:
+        """What took its names, and the names of that, and so on."""
+        while (successor := self._successors.get(entry)) is not None:
+            entry = successor[0]
+        return entry
 
     async def _make_draft(self, entry: Entry, truncate: bool) -> None:
         while entry.state == STORED and self._pool.storage is not None:
@@ -285,6 +316,8 @@ class Openings:
         except OSError:
             os.close(holding.read_fd)
             raise
+        # Who has just looked the name up, to read it, opens this one all the same.
+        pool.hold(entry).until_forgotten = True
         pool.abandon(entry, names)
         (parent, name), further_names = names[0], names[1:]
         draft = pool.index.add(parent, name, entry.owner, DRAFT)
@@ -293,16 +326,22 @@ class Openings:
         for any_parent, any_name in names:
             pool.face.invalidate(any_parent.number, any_name)
         draft.holding = holding
-        holding.retry_until = trio.current_time() + RETRY_SECONDS
+        self._note_successor(entry, draft)
         holding.sized = True  # what the page had as holes, its copy has
         holding.kept_if_empty = False
         pool.drafts.add(draft)
         pool.face.publish(draft)
         pool.sealer.schedule(draft)
 
+    def _note_successor(self, entry: Entry, draft: Entry) -> None:
+        now = trio.current_time()
+        while self._successors and now - next(iter(self._successors.values()))[1] > RETRY_SECONDS:
+            del self._successors[next(iter(self._successors))]
+        self._successors[entry] = (draft, now)
+
     # Sizes
 
-    async def resize(self, entry: Entry, size: int) -> None:
+    async def resize(self, entry: Entry, size: int, task: int = 0) -> None:
         """truncate(2): growth is allocated, so that no mapping of it can fail later.
 
         FileTooLarge above half of the pool, OutOfRoom when the pool has no room.
@@ -310,11 +349,9 @@ class Openings:
         pool = self._pool
         if size > self.file_limit:
             raise FileTooLarge(f"a file may have at most half of the pool, {format_size(self.file_limit)}")
-        await self._make_draft(entry, truncate=False)
-        if entry.parent is None and entry.holding is None:
-            raise StalePage("the file was removed")
+        await self._make_draft_for(task, entry, truncate=False)
         # Counted even where somebody writes already: they may close the file while this waits.
-        self._add_writer(entry)
+        self._add_writer(entry, task)
         pool.face.publish(entry)
         try:
             await self._set_size(entry, size)

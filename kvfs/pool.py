@@ -313,7 +313,6 @@ class Pool:
             # Not by its name: that may mean another file by now.
             path, flags = f"/proc/self/fd/{holding.read_fd}", os.O_RDWR | os.O_CLOEXEC
             self.begin_writing(entry, self.idle.open(lambda: os.open(path, flags)))
-        holding.retry_until = 0.0
 
     def remove_writer(self, entry: Entry, failure: str = "") -> None:
         """A handle for writing is gone; after the last one the draft is sealed, or dropped (``failure``)."""

@@ -268,7 +268,7 @@ class Sealer:
             return None
         size = os.fstat(holding.read_fd).st_size
         failure = holding.failure
-        if size == 0 and holding.retry_until:
+        if size == 0 and holding.awaited and not holding.epoch:
             failure = "abandoned"
         if size == 0 and (holding.kept_if_empty or not failure):  # empty files stay drafts
             self._end(waiting)

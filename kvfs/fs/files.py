@@ -77,7 +77,7 @@ class Files:
             await self._openings.open_reading(entry)
             return self._give(entry, writes=False)
         try:
-            await self._openings.open_writing(entry, truncate=bool(flags & os.O_TRUNC))
+            await self._openings.open_writing(entry, bool(flags & os.O_TRUNC), task)
         except StalePage:
             if not self._was_sent_back(task) or not flags & os.O_TRUNC:
                 raise
@@ -101,10 +101,10 @@ class Files:
         self._pool.face.publish(entry)
         return self._give(entry, writes=True)
 
-    async def resize(self, entry: Entry, size: int) -> None:
+    async def resize(self, entry: Entry, size: int, task: int) -> None:
         if not entry.is_file:
             raise FUSEError(errno.EINVAL)
-        await self._openings.resize(entry, size)
+        await self._openings.resize(entry, size, task)
 
     async def run(self, news_fd: int) -> None:
         """Hears of what ended also while nobody asks for anything."""

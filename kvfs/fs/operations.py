@@ -146,7 +146,7 @@ class Operations(pyfuse3.Operations):
             raise FUSEError(errno.EPERM)
         entry = self._entry(inode)
         if fields.update_size:
-            await self._files.resize(entry, attr.st_size)
+            await self._files.resize(entry, attr.st_size, ctx.pid)
         owner = entry.owner
         mode = owner.mode
         if fields.update_mode:

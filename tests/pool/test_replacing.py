@@ -22,7 +22,7 @@ from kvfs.tiers.dram import DramTier
 from tests.pool import files
 from tests.pool.checks import check_pool
 from tests.pool.faces import KernelFace
-from tests.pool.files import MIB, find, page, pattern, settled, wait_until
+from tests.pool.files import MIB, find, page, pattern, read, settled, wait_until
 
 OLD = pattern(300_000)
 
@@ -267,3 +267,20 @@ async def test_holdings_of_replaced_pages_do_not_pile_up(
         files.forget(pool, reader.number, 1)
     assert open_descriptors() == before
     assert len(pool.index) == 2
+
+
+async def test_who_looked_the_name_up_before_reads_the_old_page(pool: Pool, openings: Openings) -> None:
+    """However slow they are: the kernel would send them back once only."""
+    entry = await page(pool, b"page", OLD)
+    entry.lookups = 2
+    await openings.open_reading(entry)
+    with pytest.raises(StalePage):
+        await openings.open_writing(entry, truncate=True)
+    openings.close_reading(entry)
+    assert await read(openings, entry) == OLD
+    files.forget(pool, entry.number, 1)
+    assert await read(openings, entry) == OLD
+    files.forget(pool, entry.number, 1)
+    assert pool.index.by_number(entry.number) is None
+    pool.remove_everywhere(pool.index.root.children[b"page"])
+    assert pool.tier.room().used_bytes == 0

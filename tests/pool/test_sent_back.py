@@ -8,21 +8,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 from pyfuse3 import FUSEError
 
 from kvfs.errors import StalePage
 from kvfs.fs.control import ControlFiles
 from kvfs.fs.files import Files
 from kvfs.fs.operations import Operations
-from kvfs.index import DRAFT, Entry
+from kvfs.index import DRAFT, SEALED, Entry
 from kvfs.opening import Openings
 from kvfs.pool import Pool
 from tests.pool import files
 from tests.pool.faces import KernelFace
-from tests.pool.files import page, pattern, put, settled
+from tests.pool.files import find, page, pattern, put, settled
 from tests.pool.readers import Mapping, Reader
 
 OLD = pattern(300_000)
+pytestmark = pytest.mark.usefixtures("short_retry")
+
 OVERWRITE = os.O_WRONLY | os.O_TRUNC
 
 
@@ -67,6 +70,81 @@ async def test_who_was_sent_back_once_is_served(pool: Pool, openings: Openings, 
     for entry in (first, second):
         files.forget(pool, entry.number, entry.lookups)
     await settled(pool)
+
+
+async def under_a_reader(pool: Pool, openings: Openings) -> Entry:
+    entry = await page(pool, b"page", OLD)
+    entry.lookups = 9
+    await openings.open_reading(entry)
+    return entry
+
+
+async def write(pool: Pool, openings: Openings, entry: Entry, task: int) -> None:
+    await openings.open_writing(entry, truncate=False, task=task)
+    put(entry, b"NEW")
+    pool.remove_writer(entry)
+
+
+async def test_the_draft_waits_for_everybody_who_was_sent_back(pool: Pool, openings: Openings) -> None:
+    entry = await under_a_reader(pool, openings)
+    for task in (1, 2, 3):
+        with pytest.raises(StalePage):
+            await openings.open_writing(entry, truncate=False, task=task)
+    draft = find(pool, b"page")
+    for task in (4, 3, 1):
+        await write(pool, openings, draft, task)
+        await trio.sleep(0.012)
+        assert draft.state == DRAFT
+    await write(pool, openings, draft, 2)
+    await settled(pool)
+    assert find(pool, b"page") is draft
+    assert draft.state == SEALED
+    openings.close_reading(entry)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_what_became_a_page_meanwhile_is_a_draft_for_who_comes_late(
+    pool: Pool, openings: Openings, is_read: bool
+) -> None:
+    """Sent back from a page that was replaced a while ago, what they find then must not send them back too."""
+    entry = await under_a_reader(pool, openings)
+    with pytest.raises(StalePage):
+        await openings.open_writing(entry, truncate=False, task=1)
+    second = find(pool, b"page")
+    await write(pool, openings, second, 1)
+    await settled(pool)
+    assert second.state == SEALED
+    if is_read:
+        second.lookups = 1
+        await openings.open_reading(second)
+    with pytest.raises(StalePage):
+        await openings.resize(entry, 5, task=2)
+    third = find(pool, b"page")
+    assert (third is second) == (not is_read)
+    assert third.state == DRAFT
+    await openings.resize(third, 5, task=2)
+    await settled(pool)
+    assert files.is_intact(pool, b"page", b"NEW" + OLD[3:5])
+    openings.close_reading(entry)
+    if is_read:
+        openings.close_reading(second)
+
+
+async def test_who_is_sent_back_and_never_comes_leaves_the_page_as_it_was(
+    pool: Pool, openings: Openings
+) -> None:
+    entry = await under_a_reader(pool, openings)
+    for task in (1, 2):
+        with pytest.raises(StalePage):
+            await openings.open_writing(entry, truncate=True, task=task)
+    draft = find(pool, b"page")
+    await openings.open_writing(draft, truncate=True, task=1)
+    put(draft, b"NEW")
+    pool.remove_writer(draft)
+    await settled(pool)
+    assert find(pool, b"page") is draft
+    assert files.is_intact(pool, b"page", b"NEW")
+    openings.close_reading(entry)
 
 
 async def test_those_who_have_it_open_or_mapped_keep_it(
