@@ -120,8 +120,8 @@ class Openings:
     # Writing
 
     async def open_writing(self, entry: Entry, truncate: bool, task: int = 0) -> Holding:
-        """One more writer of a draft. StalePage when the name means another file from now on. The kernel looks
-        it up again for the task, but only once: what it finds then stays a draft until the task comes."""
+        """One more writer of a draft. StalePage when the name means another file from now on. The kernel then
+        looks it up again, but once only: what it finds is a draft until the task comes."""
         await self._make_draft_for(task, entry, truncate)
         pool = self._pool
         holding = self._add_writer(entry, task)
@@ -175,8 +175,8 @@ class Openings:
             raise
 
     async def _await(self, task: int, entry: Entry) -> None:
-        """A task is about to be answered ESTALE: what replaced the entry meanwhile stays a draft until it comes,
-        or becomes one, however often it was written and read since."""
+        """A task is about to be answered ESTALE. What replaced the entry meanwhile stays a draft until it
+        comes, or becomes one, however often it was written and read since."""
         latest = self._latest(entry)
         if latest is entry or latest.parent is None:
             return
