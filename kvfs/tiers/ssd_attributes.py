@@ -106,6 +106,10 @@ class RecordAttributes(KernelAttributes):
             others.update(record.texts())
         return others
 
+    def unparsed(self, fd: int) -> dict[str, bytes]:
+        """All attributes as they are, the record among them as "page"."""
+        return super().all(fd)
+
     def examine(self, fd: int) -> tuple[Record | None, dict[str, bytes]]:
         """The record, and the other attributes by name. A record that was damaged is among the others."""
         record = None

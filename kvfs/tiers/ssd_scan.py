@@ -17,26 +17,31 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
 from kvfs import syscalls
 from kvfs.page import RESERVED, shown
+from kvfs.tiers._looking import look_at
+from kvfs.tiers.ssd_attributes import RECORD
 from kvfs.tiers.ssd_base import Move, occupied
-from kvfs.tiers.ssd_directory import is_ours
+from kvfs.tiers.ssd_directory import MARK, is_ours
 from kvfs.tiers.ssd_names import OWNER_FILE, QUARANTINE, ROOT_IDENTITY, TEMPORARY, binding, is_reserved
 from kvfs.tiers.ssd_pages import SsdPages
 from kvfs.tiers.ssd_quarantine import damage
 from kvfs.tiers.ssd_record import Record
 
+if TYPE_CHECKING:
+    from kvfs.tiers._looking import Look
+
 log = logging.getLogger("kvfs.tiers.ssd")
 
-BATCH: Final = 256
+BATCH: Final = 512
 """Files between two turns of the event loop."""
 PAUSE: Final = 0.001
 """Seconds between batches in which others have the interpreter."""
-_CHUNK = 32
+_CHUNK = 64
 """Files that are looked at under the lock at once."""
 _MOST_NAMED = 20
 
@@ -101,6 +106,7 @@ class Scan:
         self._met: set[int] = set()
         """The inodes of directories that are pending or done."""
         self._set_aside: list[bytes] = []
+        self._attribute = tier.records.prefix + RECORD
         self._flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW | tier.noatime
         root = os.fstat(tier.root_fd)
         self._device = root.st_dev
@@ -165,12 +171,10 @@ class Scan:
                 return True
             chunk = list(islice(here.entries, _CHUNK))
             prefix = here.path + b"/" if here.path else b""
-            for entry in chunk:
+            names = tuple(entry.name for entry in chunk if self._may_be_ours(here, entry))
+            for name, look in zip(names, look_at(here.fd, names, self._flags, self._attribute), strict=True):
                 try:
-                    if prefix or not is_reserved(entry.name):
-                        self._examine(here, entry, prefix + entry.name, batch)
-                    else:
-                        self._examine_reserved(here, entry)
+                    self._examine(here, name, prefix + name, look, batch)
                 except FileNotFoundError:
                     continue
             if not chunk:
@@ -206,61 +210,78 @@ class Scan:
                 names,
             )
 
-    def _examine(self, here: _Here, entry: os.DirEntry[bytes], path: bytes, batch: list[Stored]) -> None:
-        """Looks at one name. There may be a million of them: what happens here for each is kept short."""
-        name = entry.name
-        if not (entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)):
+    def _may_be_ours(self, here: _Here, entry: os.DirEntry[bytes]) -> bool:
+        """Whether to look at what has a name; else it is noted as what it is."""
+        if not here.path and is_reserved(entry.name):
+            self._examine_reserved(here, entry)
+            return False
+        if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False):
+            return True
+        self._note_foreign(here.path + b"/" + entry.name if here.path else entry.name)
+        return False
+
+    def _examine(self, here: _Here, name: bytes, path: bytes, look: Look | None, batch: list[Stored]) -> None:
+        """Decides on one name. There may be a million of them: what happens here for each is kept short."""
+        attributes: dict[str, bytes] = {}
+        if look is None:
+            look, attributes = self._look_closely(here, name)
+        mode, device, inode, links, size, blocks, mtime_ns, atime_ns, packed = look
+        is_directory = stat.S_ISDIR(mode)
+        if not mode & MARK or device != self._device or not (is_directory or stat.S_ISREG(mode)):
             self._note_foreign(path)
             return
-        fd = os.open(name, self._flags, dir_fd=here.fd)
         try:
-            status = os.fstat(fd)
-            if not is_ours(status) or status.st_dev != self._device:
-                self._note_foreign(path)
-                return
-            record, attributes = self._tier.records.examine(fd)
-            in_place = (
-                record is not None and here.identity != 0 and binding(here.identity, name) in record.names
-            )
-            is_directory = stat.S_ISDIR(status.st_mode)
-            if not in_place and not is_directory and self._tier.is_copy(fd):
-                self._note_foreign(path)
-                return
-        finally:
-            os.close(fd)
-        self._tier.accounts.count(status.st_ino, status.st_blocks * 512)
+            record = Record.unpack(packed)
+            in_place = here.identity != 0 and binding(here.identity, name) in record.names
+        except ValueError:
+            record, in_place = None, False
+        if not in_place and not is_directory and self._is_copy(here, name):
+            self._note_foreign(path)
+            return
+        self._tier.accounts.count(inode, blocks * 512)
         if is_directory:
-            self._note_directory(path, status, record if in_place else None)
+            self._note_directory(path, inode, record.identity if in_place and record is not None else 0)
             if record is None:
                 return
             self.findings.directories += 1
         else:
-            reason = damage(record, attributes, status.st_size) or ("" if in_place else "name")
+            reason = damage(record, attributes, size) or ("" if in_place else "name")
             if reason or record is None:
                 self.findings.damaged[reason] += 1
                 self._set_aside.append(path)
-                self._tier.set_aside(path, reason, status.st_ino)
+                self._tier.set_aside(path, reason, inode)
                 return
             self.findings.pages += 1
         batch.append(
-            Stored(
-                path,
-                is_directory,
-                record,
-                attributes,
-                status.st_size,
-                status.st_blocks,
-                status.st_nlink,
-                status.st_ino,
-                status.st_mtime_ns,
-                status.st_atime_ns,
-            )
+            Stored(path, is_directory, record, attributes, size, blocks, links, inode, mtime_ns, atime_ns)
         )
 
-    def _note_directory(self, path: bytes, status: os.stat_result, record: Record | None) -> None:
-        if status.st_ino not in self._met:
-            self._met.add(status.st_ino)
-            self._pending.append((path, 0 if record is None else record.identity))
+    def _look_closely(self, here: _Here, name: bytes) -> tuple[Look, dict[str, bytes]]:
+        """Looks at what is not as nearly all files are: has more attributes, or fails. Raises OSError."""
+        fd = os.open(name, self._flags, dir_fd=here.fd)
+        try:
+            status = os.fstat(fd)
+            attributes = self._tier.records.unparsed(fd)
+        finally:
+            os.close(fd)
+        look = (
+            *(status.st_mode, status.st_dev, status.st_ino, status.st_nlink),
+            *(status.st_size, status.st_blocks, status.st_mtime_ns, status.st_atime_ns),
+            attributes.pop(RECORD, b""),
+        )
+        return look, attributes
+
+    def _is_copy(self, here: _Here, name: bytes) -> bool:
+        fd = os.open(name, self._flags, dir_fd=here.fd)
+        try:
+            return self._tier.is_copy(fd)
+        finally:
+            os.close(fd)
+
+    def _note_directory(self, path: bytes, inode: int, identity: int) -> None:
+        if inode not in self._met:
+            self._met.add(inode)
+            self._pending.append((path, identity))
 
     def _examine_reserved(self, here: _Here, entry: os.DirEntry[bytes]) -> None:
         """What lies beside the tree is counted, but for temporaries: room is reserved for those."""
