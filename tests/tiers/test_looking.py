@@ -83,4 +83,4 @@ def test_calls_that_make_no_sense(fd: int) -> None:
         (fd, ()),
     ):
         with pytest.raises((TypeError, ValueError)):
-            look_at(*arguments)  # type: ignore[arg-type,call-arg]
+            look_at(*arguments)
