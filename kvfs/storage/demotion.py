@@ -45,6 +45,9 @@ log = logging.getLogger("kvfs.storage.demotion")
 FIRST_PAUSE = 1.0
 LAST_PAUSE = 60.0
 """Seconds after the SSD has refused a page; each refusal doubles them, a page that it takes ends them."""
+RECONSIDER_SECONDS = 30.0
+MUCH_ROOM = 8
+"""This part of the SSD is left free for what comes."""
 
 
 class Demotions:
@@ -59,6 +62,7 @@ class Demotions:
         self._copying = Copying(storage)
         self._pause = FIRST_PAUSE
         self._rest_until = 0.0
+        self._reconsider_at = math.inf
         self._log = LimitedLog(log)
         self.failures: Counter[str] = Counter()
 
@@ -142,8 +146,30 @@ class Demotions:
                 if begin <= trio.current_time():
                     await nursery.start(partial(self.copy, idle=True), entry)
                     continue
-            with trio.move_on_at(min(begin, self.unstored.next_settled())):
+            self._reconsider()
+            with trio.move_on_at(min(begin, self.unstored.next_settled(), self._reconsider_at)):
                 await self._changed.wait()
+
+    def _reconsider(self) -> None:
+        """Where the SSD has much room again, as after many pages were removed, it is to have what was too
+        cold for it. Much is more than is evicted at once, so that nothing is written in circles."""
+        now = trio.current_time()
+        if not self.unstored.has_left_out(COLD):
+            self._reconsider_at = math.inf
+            return
+        if self._reconsider_at == math.inf:
+            self._reconsider_at = now + RECONSIDER_SECONDS
+        if now < self._reconsider_at:
+            return
+        self._reconsider_at = now + RECONSIDER_SECONDS
+        room = self._storage.tier.room()
+        left = room.free_bytes - room.total_bytes // MUCH_ROOM
+        for entry in self._warmest() if left > 0 else ():
+            left -= entry.size
+            if left < 0:
+                break
+            self.unstored.want(entry, now)
+            self._changed.set()
 
     def _rest(self) -> float:
         """Until when nothing is written."""
@@ -173,7 +199,8 @@ class Demotions:
         cold = self.unstored.left_out_as(COLD)
         if not cold:
             return []
-        found, room = [], self._storage.tier.room().total_bytes
+        found = []
+        room = self._storage.tier.room().total_bytes - self._storage.pool.lifetimes.pinned_bytes
         for entry in reversed(list(self._storage.pool.policy.victims())):
             room -= entry.size
             if room < 0:

@@ -71,6 +71,10 @@ class Unstored:
         """Whether a page is left out, and for this reason."""
         return self._left_out.get(entry) == reason
 
+    def has_left_out(self, reason: str) -> bool:
+        """Whether any page is left out for this reason."""
+        return self._pages[reason] > 0
+
     # What becomes of a page
 
     def sealed(self, entry: Entry, now: float) -> None:

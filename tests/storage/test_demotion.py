@@ -286,6 +286,28 @@ async def test_an_ssd_smaller_than_dram_is_not_written_in_circles(
 
 
 @pytest.mark.parametrize("ssd", [SMALL_SSD], indirect=True)
+async def test_once_the_ssd_has_room_it_gets_what_was_too_cold(
+    pool: Pool, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demotion, "RECONSIDER_SECONDS", 0.1)
+    entries = [await stored(pool, b"%02d" % number, pattern(MIB, number)) for number in range(20)]
+    await trio.sleep(0.5)
+    kept = [entry for entry in entries if entry.stored == RESIDENT]
+    assert 4 <= len(kept) <= 8
+    assert storage.demotions.written == 20, "what is full stays as it is"
+    for entry in kept[:4]:
+        os.close(pool.names.unlink(pool.index.root, entry.name))
+    await wait_until(lambda: storage.demotions.written >= 22)
+    cold = [entry for entry in entries if entry.parent is not None and entry not in kept]
+    found = [entry for entry in cold if entry.stored == RESIDENT]
+    assert found == cold[-len(found) :], "the warmest of them"
+    written = storage.demotions.written
+    await trio.sleep(0.5)
+    assert storage.demotions.written <= written + 2
+    assert storage.statistics()["unstored"] == 0
+
+
+@pytest.mark.parametrize("ssd", [SMALL_SSD], indirect=True)
 async def test_at_the_end_the_ssd_gets_the_warmest(pool: Pool, storage: Storage, openings: Openings) -> None:
     entries = [await stored(pool, b"%02d" % number, pattern(MIB, number)) for number in range(20)]
     warm = [entry for entry in entries[:10] if entry.stored is None][:4]
