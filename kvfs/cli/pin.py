@@ -27,24 +27,25 @@ def command(paths: tuple[str, ...]) -> None:
     and root may do this.
     """
     failures = Failures("pinned")
-    missing: list[File] = []
-    sizes: Counter[Path] = Counter()
+    missing: dict[str, int] = {}
+    wanted: Counter[Path] = Counter()
     for text in paths:
         mountpoint, start = mount_of(text)
         for file, size in _look(files_below(start), failures):
-            missing.append(file)
-            sizes[mountpoint] += size
-    for mountpoint, size in sizes.items():
+            wanted[mountpoint] += size if file.path not in missing else 0
+            missing[file.path] = size
+    for mountpoint, size in wanted.items():
         _require_budget(mountpoint, size)
-    count = 0
+    count = pinned = 0
     with progress("pinning", len(missing)) as advance:
-        for path, answer in ask_each(missing, request(PIN, b"1")):
+        for path, answer in ask_each(map(File, missing), request(PIN, b"1")):
             advance()
             if isinstance(answer, OSError):
                 failures.note(path, answer)
             else:
                 count += 1
-    print(f"{format_count(count, 'page')} pinned, {format_size(sizes.total())}")
+                pinned += missing[path]
+    print(f"{format_count(count, 'page')} pinned, {format_size(pinned)}")
     failures.raise_if_any()
 
 
