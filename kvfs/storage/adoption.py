@@ -105,6 +105,8 @@ class Adoption:
 
     def adopt(self, batch: list[Stored]) -> None:
         """What was found, parents before their children; what is known already stays as it is."""
+        if self._storage.history.is_lost:
+            return
         self.found += len(batch)
         self.progressed = trio.current_time()
         last_path, parent = b"", self._storage.pool.index.find(b"")

@@ -151,9 +151,14 @@ class Storage:
             await self.directory_times.restore_root()
             await self.adoption.run()
             nursery.cancel_scope.cancel()
-        self.walked.set()
-        self.rewritten.clear()
-        self.on_walked()
+        self._end_walk()
+
+    def _end_walk(self) -> None:
+        """Nobody waits for it any more."""
+        if not self.walked.is_set():
+            self.walked.set()
+            self.rewritten.clear()
+            self.on_walked()
 
     async def _watch_walk(self, walk: trio.CancelScope) -> None:
         """Nobody waits for a disk that does not answer."""
@@ -163,6 +168,7 @@ class Storage:
             await trio.sleep(self.io_timeout)
         self.give_up(f"a walk over it found nothing new for {self.io_timeout:g} s")
         walk.cancel()
+        self._end_walk()  # its thread may never come back
 
     async def find(self, directory: Directory, name: bytes) -> Entry | None:
         """What the SSD has under a name that the index does not know, while it is being walked."""

@@ -92,3 +92,21 @@ async def test_names_that_a_failing_disk_may_have_are_free(
     assert await read(openings, new) == DATA[::-1]
     await storage.demotions.finish()
     assert on_ssd(pool, b"one") == DATA[::-1]
+
+
+async def test_a_walk_that_hangs_for_too_long_is_given_up(
+    stuck: threading.Event, pool: Pool, storage: Storage, expect_log: LogGuard
+) -> None:
+    expect_log("the SSD tier is given up until the next mount: a walk over it found nothing new for 0.3 s")
+    storage.io_timeout = 0.3
+    with trio.fail_after(15):
+        await storage.walked.wait()
+    assert storage.history.is_lost
+    assert [line for line in storage.degraded() if "given up" in line]
+    new = await page(pool, b"new", DATA)
+    stuck.set()
+    await trio.sleep(0.3)
+    assert list(pool.index.root.children) == [b"new"]
+    assert new.stored is None
+    with trio.fail_after(15):
+        await storage.demotions.finish()
