@@ -138,8 +138,8 @@ async def test_links_that_the_ssd_did_not_follow_are_made_there(base: Path) -> N
         for name in (b"0", b"1"):
             await stored(pool, name, OLD)
         await storage(pool).history.settled()
-    for name in ("0", "1"):  # the daemon is killed right after it made them in DRAM
-        os.link(base / "dram" / name, base / "dram" / f"link of {name}")
+    for number in range(2):  # the daemon is killed right after it made them in DRAM
+        os.link(base / "dram" / str(number), base / "dram" / f"link of {number}")
     async with daemon(base) as pool:
         await empty_dram(pool)
         for path in (b"link of 0", b"0", b"1", b"link of 1"):
