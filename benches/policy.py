@@ -26,7 +26,7 @@ PAGES = 1_000_000
 #: Pages that are touched one by one, and those that are touched in batches.
 TOUCHED = 250_000
 #: Pages that leave, and come back as others: enough that all are remembered that can be.
-EVICTED = 4_000_000
+EVICTED = 2_000_000
 #: Operations that are timed at once: what one request uses, what one batch of the channel reports.
 TOGETHER = 64
 MOST_BYTES = 100
