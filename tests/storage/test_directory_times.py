@@ -98,8 +98,8 @@ async def test_it_outlives_the_daemon_and_the_host(base: Path, keep_dram: bool) 
         pool.storage.directory_times.record_all()
         await wait_until(lambda: entry.stored == RESIDENT)
         await pool.storage.history.settled()
-    for _ in range(2):
-        async with daemon(base, keep_dram=keep_dram) as pool:
+    for keep in (keep_dram, False):
+        async with daemon(base, keep_dram=keep) as pool:
             for path in (b"", b"outer", b"outer/inner"):
                 directory = pool.index.find(path)
                 assert isinstance(directory, Directory)
