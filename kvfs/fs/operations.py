@@ -81,7 +81,7 @@ class Operations(pyfuse3.Operations):
         """What has a name. Until the SSD has been walked it may have pages that the index does not know."""
         entry = directory.children.get(name)
         if entry is None and self._pool.storage is not None:
-            entry = await self._pool.storage.find(directory, name)
+            entry = await self._pool.storage.walk.find(directory, name)
         return entry
 
     async def _walked(self, *entries: Entry | None) -> None:
@@ -319,7 +319,7 @@ class Operations(pyfuse3.Operations):
         if inode != control.NUMBER:
             self._directory(inode)
             if self._pool.storage is not None:
-                await self._pool.storage.listable()
+                await self._pool.storage.walk.listable()
         handle = self._next_listing
         self._next_listing += 1
         if inode == control.NUMBER:

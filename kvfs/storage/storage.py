@@ -16,12 +16,11 @@ from kvfs import mounts
 from kvfs.copies.choosing import CopiesStatistics
 from kvfs.copies.jobs import Jobs
 from kvfs.counters import LimitedLog
-from kvfs.errors import KvfsError, StalePage, TierFailed, TimedOut
+from kvfs.errors import KvfsError, StalePage, TimedOut
 from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import OWNER, PIN, TTL, USER, Digest
 from kvfs.policy import LeastRecentlyUsed
 from kvfs.policy.admission import Admission, WritePolicy
-from kvfs.storage.adoption import Adoption, look
 from kvfs.storage.demotion import Demotions
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.directory_times import DirectoryTimes
@@ -31,6 +30,7 @@ from kvfs.storage.promotion import Promotions
 from kvfs.storage.space import Space
 from kvfs.storage.unstored import Unstored
 from kvfs.storage.upkeep import Upkeep
+from kvfs.storage.walk import Walk
 from kvfs.storage.wear import Wear
 from kvfs.tiers import ssd_uses
 from kvfs.tiers.base import Room
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from kvfs.tiers.ssd import SsdTier
 
 log = logging.getLogger("kvfs.storage")
-
-STALLED_SECONDS = 2.0
-"""A walk that finds nothing for so long lets nobody wait who wants to see what there is."""
 
 ABANDONED = 16
 """Copies that may be stuck in the kernel, each with a thread and descriptors of its own."""
@@ -99,7 +96,7 @@ class Storage:
         self.wear = Wear(self)
         self.order: LeastRecentlyUsed[Entry] = LeastRecentlyUsed()
         """Pages that are on the SSD only."""
-        self.adoption = Adoption(self)
+        self.walk = Walk(self)
         self.walked = trio.Event()
         """Set once the index knows everything that the SSD has."""
         self.rewritten: set[Entry] = set()
@@ -116,10 +113,9 @@ class Storage:
 
     def start(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
-        self.adoption.progressed = trio.current_time()
         nursery.start_soon(self.history.run)
         nursery.start_soon(self.demotions.run, nursery)
-        nursery.start_soon(self._walk)
+        self.walk.begin(nursery)
         nursery.start_soon(self._note_uses)
         nursery.start_soon(self.place.run)
         nursery.start_soon(self.directory_times.run)
@@ -144,53 +140,6 @@ class Storage:
         ]
         if uses:
             self.history.append(lambda: self.tier.record_uses(uses))
-
-    async def _walk(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_walk, nursery.cancel_scope)
-            await self.directory_times.restore_root()
-            await self.adoption.run()
-            nursery.cancel_scope.cancel()
-        self._end_walk()
-
-    def _end_walk(self) -> None:
-        """Nobody waits for it any more."""
-        if not self.walked.is_set():
-            self.walked.set()
-            self.rewritten.clear()
-            self.on_walked()
-
-    async def _watch_walk(self, walk: trio.CancelScope) -> None:
-        """Nobody waits for a disk that does not answer."""
-        seen = -1
-        while seen != self.adoption.found:
-            seen = self.adoption.found
-            await trio.sleep(self.io_timeout)
-        self.give_up(f"a walk over it found nothing new for {self.io_timeout:g} s")
-        walk.cancel()
-        self._end_walk()  # its thread may never come back
-
-    async def find(self, directory: Directory, name: bytes) -> Entry | None:
-        """What the SSD has under a name that the index does not know, while it is being walked."""
-        if self.walked.is_set() or self.history.is_lost:
-            return None
-        path = directory.child_path(name)
-        # A disk that fails has nothing for now, and what is made meanwhile is newer than what it may have.
-        with suppress(OSError, TierFailed, TimedOut):
-            await self.history.followed(path)
-            found = await self.in_thread(lambda path: look(self.tier, path), path)
-            if found is not None and name not in directory.children:
-                self.adoption.adopt([found])
-        return directory.children.get(name)
-
-    async def listable(self) -> None:
-        """Waits until all names are known, for as long as the walk over the SSD gets on."""
-        while not self.walked.is_set():
-            left = self.adoption.progressed + STALLED_SECONDS - trio.current_time()
-            if left <= 0:
-                return
-            with trio.move_on_after(left):
-                await self.walked.wait()
 
     @property
     def open_flags(self) -> int:

@@ -17,7 +17,7 @@ from kvfs.fs.operations import Operations
 from kvfs.index import ROOT_NUMBER
 from kvfs.opening import Openings
 from kvfs.pool import Pool
-from kvfs.storage import storage as parts
+from kvfs.storage import walk
 from kvfs.storage.storage import Storage
 from kvfs.tiers.ssd import SsdTier
 from kvfs.tiers.ssd_scan import Scan, Stored
@@ -42,7 +42,7 @@ def stuck(ssd: SsdTier, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.E
     store(ssd, b"one", DATA)
     store(ssd, b"two", DATA)
     monkeypatch.setattr(Scan, "next_batch", wait)
-    monkeypatch.setattr(parts, "STALLED_SECONDS", 0.3)
+    monkeypatch.setattr(walk, "STALLED_SECONDS", 0.3)
     yield released
     released.set()
 
@@ -56,7 +56,7 @@ async def test_a_listing_waits_for_a_walk_only_while_that_gets_on(
         for _ in range(20):
             await operations.opendir(ROOT_NUMBER, None)
     assert not storage.walked.is_set()
-    one = await storage.find(pool.index.root, b"one")
+    one = await storage.walk.find(pool.index.root, b"one")
     assert one is not None
     assert await read(openings, one) == DATA
     assert set(pool.index.root.children) == {b"new", b"one"}
@@ -79,10 +79,10 @@ async def test_names_that_a_failing_disk_may_have_are_free(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "look", fail)
+        patch.setattr(walk, "look", fail)
         for _ in range(2):
             with trio.fail_after(4):
-                assert await storage.find(pool.index.root, b"one") is None
+                assert await storage.walk.find(pool.index.root, b"one") is None
         new = await page(pool, b"one", DATA[::-1])
     storage.succeeded()
     stuck.set()
