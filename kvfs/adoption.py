@@ -8,6 +8,7 @@ import stat
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kvfs.garbage import making_what_stays
 from kvfs.index import OTHER, UNCHECKED, Directory, Entry
 from kvfs.page import DIGEST, OWNER, PIN, RESERVED, TTL, Digest, Owner
 from kvfs.sizes import format_count, format_size
@@ -24,6 +25,11 @@ def adopt(pool: Pool) -> None:
 
     Pages enter the eviction order by the time of their last use, which the tmpfs keeps as the access time.
     """
+    with making_what_stays(lambda: pool.counters.adopted):
+        _adopt(pool)
+
+
+def _adopt(pool: Pool) -> None:
     by_inode: dict[int, Entry] = {}
     pages: list[tuple[int, Entry]] = []
     root = {name: pool.tier.get_attribute(b"", name) for name in pool.tier.list_attributes(b"")}
@@ -55,7 +61,8 @@ def adopt(pool: Pool) -> None:
             entry.size = pool.index.intern_size(digest.size)
             pages.append((max(found.atime_ns, found.mtime_ns), entry))
             total += found.blocks * 512
-        by_inode[found.inode] = entry
+        if found.links > 1:
+            by_inode[found.inode] = entry
         if PIN in found.attributes or TTL in found.attributes:
             marked.append((entry, found.attributes))
     for path in reversed(doomed):

@@ -6,6 +6,7 @@ import mmap
 import re
 import stat
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import xxhash
@@ -85,15 +86,7 @@ class Owner:
     @classmethod
     def parse(cls, text: str | bytes) -> Owner:
         """Reads "100644 1000 1000": the mode is octal. Raises ValueError for anything else."""
-        if isinstance(text, bytes):
-            text = text.decode("ascii")
-        match = _OWNER.fullmatch(text)
-        if match is None:
-            raise ValueError(f"not an owner: {text[:80]!r}")
-        owner = cls(int(match[1], 8), int(match[2]), int(match[3]))
-        if not stat.S_IFMT(owner.mode) or owner.mode >= 0o200000 or max(owner.uid, owner.gid) >= _IDENTIFIERS:
-            raise ValueError(f"not an owner: {text!r}")
-        return owner
+        return _parse_owner(text)
 
     def format(self) -> str:
         """The text form that ``parse`` reads."""
@@ -132,3 +125,17 @@ class Lifetime:
 
     def __str__(self) -> str:
         return self.format()
+
+
+@lru_cache(maxsize=1024)
+def _parse_owner(text: str | bytes) -> Owner:
+    """Very many files have few owners."""
+    if isinstance(text, bytes):
+        text = text.decode("ascii")
+    match = _OWNER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not an owner: {text[:80]!r}")
+    owner = Owner(int(match[1], 8), int(match[2]), int(match[3]))
+    if not stat.S_IFMT(owner.mode) or owner.mode >= 0o200000 or max(owner.uid, owner.gid) >= _IDENTIFIERS:
+        raise ValueError(f"not an owner: {text!r}")
+    return owner

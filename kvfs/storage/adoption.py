@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 
 from kvfs.errors import AttributeMissing, DamagedPage, NoSuchPage
+from kvfs.garbage import making_what_stays
 from kvfs.index import OTHER, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import DIGEST, OWNER, TTL, Digest, Owner
 from kvfs.sizes import format_count, format_size
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from kvfs.tiers.ssd import SsdTier
 
 log = logging.getLogger("kvfs.storage.adoption")
-
-
-MANY: Final = 10_000
-"""Names from which on it matters how long Python looks through what was made of them."""
 
 
 class Adoption:
@@ -56,7 +52,7 @@ class Adoption:
         try:
             await self._adopt_root()
             set_aside = partial(copies_were_set_aside, storage)
-            with self._making_much_that_stays():
+            with making_what_stays(lambda: self.found):
                 findings = await scan_in_background(storage.tier, self.adopt, set_aside)
                 self._put_in_order()
         except OSError as error:
@@ -73,20 +69,6 @@ class Adoption:
             format_count(sum(findings.damaged.values()), "page"),
             format_count(findings.foreign, "file"),
         )
-
-    @contextmanager
-    def _making_much_that_stays(self) -> Iterator[None]:
-        """Python does not look for garbage among the pages that are found: that would take a fifth of the
-        walk's time, and stop the event loop for half a second at 100,000 pages."""
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if self.found >= MANY:
-                gc.freeze()
-            if collects:
-                gc.enable()
 
     def _put_in_order(self) -> None:
         """By the time of the last use; what was used meanwhile is there already."""
