@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,3 +97,29 @@ def test_a_directory_that_was_removed(base: Path) -> None:
         assert os.listdir(mount.path) == []
         (mount.path / "page").write_bytes(data(1))
         wait_until((disk / "page").exists, 20, "the new directory is used")
+
+
+def test_a_disk_that_turns_read_only_keeps_nobody_waiting(base: Path) -> None:
+    disk = mount_disk(base)
+    with KvfsMount(base / "mount", POOL, "--ssd", str(disk / "tier"), *OPTIONS) as mount:
+        paths = fill(mount)
+        cold = [path for path in paths if os.getxattr(path, "user.kvfs.tier") == b"ssd"]
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        renamed = mount.path / "renamed"
+        cold[0].rename(renamed)
+        wait_until(lambda: bool(lines(mount, "does not follow")), 10, "it is noticed")
+        began = time.monotonic()
+        for path in cold[1:4]:
+            assert path.read_bytes() == data(int(path.name))
+        with pytest.raises(OSError, match="Input/output error"):
+            renamed.read_bytes()
+        assert renamed in mount.path.iterdir()
+        assert renamed.stat().st_size == len(data(0))
+        assert time.monotonic() - began < 4, "nobody waited for the time-out"
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+        wait_until(lambda: not lines(mount, "does not follow"), 40, "it follows again")
+        assert renamed.read_bytes() == data(int(cold[0].name))
+        assert "Traceback" not in mount.log
+        mount.umount()
+    assert (disk / "tier" / "renamed").read_bytes() == data(int(cold[0].name))
+    subprocess.run(["umount", disk], check=True)
