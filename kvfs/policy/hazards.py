@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from operator import add, mul
 from typing import Final, NamedTuple
 
@@ -41,7 +41,7 @@ _WEIGHT_OF_SHAPE = 5.0
 _WEIGHT_OF_FACTOR = 5.0
 _WEIGHT_OF_CLASS = 1.0
 _AT_ONCE = 16
-"""Classes whose worths are found in one step."""
+"""Classes that are looked at in one step, where each takes long."""
 _ROUNDS = 3
 """Of fitting shape and factors to each other; more change nothing that matters."""
 
@@ -99,10 +99,7 @@ class Hazards:
     def fit(self, remembered: float) -> Iterator[None]:
         """Learns, in steps of about a millisecond, from what was seen, which counts for ``remembered`` as
         much from now on, and from what is watched."""
-        seen = self._collect()
-        for counts in (*self._uses.values(), *self._ends.values()):
-            counts[:] = [count * remembered if count > _NOTHING else 0.0 for count in counts]
-        yield
+        seen = yield from self._collect(remembered)
         rates = [self._rate(each.number) for each in seen]
         expected: list[float] = []
         for _ in range(_ROUNDS):
@@ -124,20 +121,26 @@ class Hazards:
     def _rate(self, number: int) -> float:
         return self._factors[0][USES_FACTOR[number]] * self._factors[1][NEW_FACTOR[number]]
 
-    def _collect(self) -> list[_Seen]:
+    def _collect(self, remembered: float) -> Generator[None, None, list[_Seen]]:
         """Each class of which anything was seen, with as many buckets as were reached."""
         staying, self._staying = self._staying, {}
-        left = {}
+        counted = []
         reached = 0
         for number in sorted(self._uses.keys() | self._ends.keys() | staying.keys()):
+            uses = list(self._uses.get(number, _NONE))
             ends = map(add, self._ends.get(number, _NONE), staying.get(number, _NONE))
-            counts = left[number] = list(map(add, self._uses.get(number, _NONE), ends))
-            while reached < _BUCKETS and any(counts[reached:]):
+            left = list(map(add, uses, ends))
+            counted.append((number, uses, left))
+            while reached < _BUCKETS and any(left[reached:]):
                 reached += 1
-        seen = []
-        for number, counts in left.items():
-            uses = self._uses.get(number, _NONE)[:reached]
-            seen.append(_Seen(number, sum(uses), uses, _exposure(counts[:reached])))
+        seen: list[_Seen] = []
+        for number, uses, left in counted:
+            seen.append(_Seen(number, sum(uses), uses[:reached], _exposure(left[:reached])))
+            if len(seen) % _AT_ONCE == 0:
+                yield
+        for counts in (*self._uses.values(), *self._ends.values()):
+            counts[:] = [count * remembered if count > _NOTHING else 0.0 for count in counts]
+        yield
         return seen
 
 

@@ -23,7 +23,7 @@ AT_ONCE = 256
 """It looks at so many in one step: nobody is to wait for it for a millisecond."""
 BETWEEN_STEPS = 8
 """Uses of pages between two steps of a fit."""
-MOST_STEPS = 4
+MOST_STEPS = 2
 """Steps at once, however many pages are used at once."""
 _SPREAD = 0x9E3779B97F4A7C15
 """Makes of any keys some whose bits are all different."""
