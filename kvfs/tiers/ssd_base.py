@@ -126,16 +126,22 @@ class SsdBase(Tier):
             raise FileNotFoundError(NoSuchPage.errno, "what has this name is not ours", name)
         return status
 
-    def is_own(self, dir_fd: int, name: bytes, status: os.stat_result) -> bool:
+    def is_own(self, dir_fd: int, name: bytes, status: os.stat_result, path: bytes | None = None) -> bool:
         """Whether the tier made what has a name in a directory. A copy that was made of a file is somebody
-        else's, unless it is as good as the file was: the whole tier may come from a backup."""
+        else's, unless it is as good as the file was: the whole tier may come from a backup. With ``path`` the
+        directories on the way must be so too."""
         if not is_ours(status):
             return False
         if stat.S_ISDIR(status.st_mode) or not self.has_labels:
             return True
         fd = os.open(name, _ANY | self._noatime, dir_fd=dir_fd)
         try:
-            return is_labelled(fd) or self._binding(dir_fd, name) in self.records.record(fd).names
+            if is_labelled(fd):
+                return True
+            record = self.records.record(fd)
+            if path is not None:
+                return self.is_bound(path, record)
+            return self._binding(dir_fd, name) in record.names
         except (AttributeMissing, DamagedPage):
             return False
         finally:

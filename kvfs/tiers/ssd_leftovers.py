@@ -73,7 +73,7 @@ def find_foreign(tier: SsdPages) -> Iterator[Leftover | None]:
                 status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            is_own = is_ours(status) if is_reserved(path) else tier.is_own(dir_fd, name, status)
+            is_own = is_ours(status) if is_reserved(path) else tier.is_own(dir_fd, name, status, path)
             if is_own and status.st_dev == device:
                 ours.append(name)
                 yield None

@@ -241,7 +241,7 @@ class Scan:
         self._tier.accounts.count(inode, blocks * 512)
         if is_directory:
             self._note_directory(path, inode, record.identity if in_place and record is not None else 0)
-            if record is None:
+            if record is None or not in_place:  # of no use to the mount, but for what there may be in it
                 return
             self.findings.directories += 1
         else:

@@ -67,6 +67,23 @@ def test_a_copy_of_a_page_is_not_ours(
     assert {name for name in before if "copy" in name} <= set(tree(root))
 
 
+def test_a_copy_of_a_directory_is_not_ours(tier: SsdTier, expect_log: LogGuard) -> None:
+    expect_log("1 files or directories that are not ours, and stay: all/page")
+    store(tier, b"a/page", DATA)
+    root = tier.directory
+    subprocess.run(["cp", "-a", root / "a", root / "all"], check=True)
+    for _ in range(2):
+        stored, findings = scan(tier)
+        assert [one.path for one in stored] == [b"a", b"a/page"]
+        assert (findings.foreign, sum(findings.damaged.values())) == (1, 0)
+        assert [leftover.path for leftover in find_foreign(tier) if leftover] == [b"all/page"]
+    with pytest.raises(NotStorable, match="is not ours"):
+        store(tier, b"all/page", DATA * 2)
+    assert (root / "all/page").read_bytes() == DATA
+    store(tier, b"all/other", DATA)
+    assert pages(tier) == {b"a/page", b"all/other"}
+
+
 def test_a_whole_tier_can_be_restored_from_a_backup(ssd: Path, expect_log: LogGuard) -> None:
     tier = attach(ssd)
     for path in (b"a/b/page", b"page"):
