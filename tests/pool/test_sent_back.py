@@ -106,7 +106,7 @@ async def test_the_draft_waits_for_everybody_who_was_sent_back(pool: Pool, openi
 async def test_what_became_a_page_meanwhile_is_a_draft_for_who_comes_late(
     pool: Pool, openings: Openings, is_read: bool
 ) -> None:
-    """Sent back from a page that was replaced a while ago, what they find then must not send them back too."""
+    """They looked up what was replaced a while ago: what they find then must not send them back too."""
     entry = await under_a_reader(pool, openings)
     with pytest.raises(StalePage):
         await openings.open_writing(entry, truncate=False, task=1)
