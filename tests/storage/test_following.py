@@ -76,14 +76,14 @@ async def test_attributes_are_those_that_were_set_last(pool: Pool, storage: Stor
 async def test_a_disk_that_hangs_while_it_follows_keeps_nobody_waiting_for_long(
     pool: Pool, storage: Storage, openings: Openings, expect_log: LogGuard
 ) -> None:
-    expect_log("does not follow: it did not answer within 0.3 s")
+    expect_log("does not follow: it did not answer within 1 s")
     moved, other = await demoted(pool, b"moved", DATA), await demoted(pool, b"other", DATA)
-    storage.io_timeout = 0.3
+    storage.io_timeout = 1.0
     released = threading.Event()
     storage.history.append(lambda: released.wait(20))
     try:
         rename(pool, b"moved", b"elsewhere")
-        with trio.fail_after(AT_ONCE):
+        with trio.fail_after(8):
             assert await read(openings, other) == DATA
             for _ in range(2):
                 with pytest.raises(TierFailed, match="it did not answer within"):
