@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, Literal, NamedTuple
 
 _WAYS = 8
@@ -29,9 +30,12 @@ class Ghost(NamedTuple):
 
 
 def _column(kind: Literal["B", "H", "I"], places: int) -> memoryview[int]:
-    """Zeros that take no memory, and no time, before they are written."""
-    size = places * array(kind).itemsize
-    return memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)).cast(kind)
+    """Zeros that take no memory, and no time, before they are written. Not on hugepages: the first write to
+    one of those takes milliseconds."""
+    zeros = mmap.mmap(-1, places * array(kind).itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without hugepages
+        zeros.madvise(mmap.MADV_NOHUGEPAGE)
+    return memoryview(zeros).cast(kind)
 
 
 class Ghosts:
