@@ -248,6 +248,7 @@ class Demotions:
             return False
         done = self._running[entry] = trio.Event()
         state = self.unstored.state(entry)
+        is_there = False
         try:
             is_there = await self._copying.copy(entry, idle=idle)
         except Exception as error:
@@ -256,9 +257,10 @@ class Demotions:
                 self._refused(entry, error)
             return False
         finally:
+            if not is_there or self._rest_until or len(self._running) >= AT_ONCE:
+                self._changed.set()  # `run` may have something to do that it did not know of
             del self._running[entry]
             done.set()
-            self._changed.set()
         if is_there:
             self._pause, self._rest_until = FIRST_PAUSE, 0.0
         return is_there

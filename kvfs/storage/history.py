@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,8 +34,12 @@ log = logging.getLogger("kvfs.storage.history")
 
 BATCH = 256
 """Steps between two turns of the event loop."""
+TURN_SECONDS = 0.5
+"""How long they may take together: a slow disk is to be told from one that hangs."""
 FIRST_RETRY = 0.1
 LAST_RETRY = 30.0
+WATCH_SECONDS = 0.25
+"""How often it is looked whether the disk still answers, while it is asked."""
 LONGEST = 1 << 17
 """Steps that may wait while the SSD does not answer. Beyond, it is given up."""
 
@@ -94,6 +100,9 @@ class History(NoHistory):
         self.failure = ""
         """Why the SSD does not do what it is told; empty while it does."""
         self.is_lost = False
+        self._busy_since = math.inf
+        """When the batch under way was begun."""
+        self._begun = trio.Event()
         self.is_busy = False
         """Whether the thread does steps now; it goes on when the mount has ended meanwhile."""
         self.renames = 0
@@ -211,6 +220,11 @@ class History(NoHistory):
 
     async def run(self) -> None:
         """Does the steps for as long as the mount serves."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            await self._follow()
+
+    async def _follow(self) -> None:
         pause = FIRST_RETRY
         while True:
             if not self._steps:
@@ -236,21 +250,31 @@ class History(NoHistory):
             pause = min(pause * 2, LAST_RETRY)
 
     async def _do_in_time(self, steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
-        """Does steps in a thread, and says that they fail while it does not come back."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch)
-            done = await trio.to_thread.run_sync(self._do, steps, abandon_on_cancel=True)
-            nursery.cancel_scope.cancel()
-        return done
+        """Does steps in a thread; `_watch` says so when that does not come back."""
+        self._busy_since = trio.current_time()
+        self._begun.set()
+        try:
+            return await trio.to_thread.run_sync(self._do, steps, abandon_on_cancel=True)
+        finally:
+            self._busy_since = math.inf
 
     async def _watch(self) -> None:
-        seconds = self._timeout()
-        await trio.sleep(seconds)
-        if self.is_lost:
-            return
-        self.failure = f"it did not answer within {seconds:g} s"
-        self._log.warning("failed", f"the SSD tier does not follow: {self.failure}")
-        self._tell_progress()
+        """Says that the SSD does not follow, once for each batch that does not come back in time. One task
+        for all of them: to start one costs more than most batches."""
+        said = math.inf
+        while True:
+            await self._begun.wait()
+            seconds, since = self._timeout(), self._busy_since
+            if since == math.inf:
+                self._begun = trio.Event()
+                continue
+            if since != said and trio.current_time() >= since + seconds:
+                said = since
+                if not self.is_lost:
+                    self.failure = f"it did not answer within {seconds:g} s"
+                    self._log.warning("failed", f"the SSD tier does not follow: {self.failure}")
+                    self._tell_progress()
+            await trio.sleep(min(seconds, WATCH_SECONDS))
 
     def _do(self, steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
         """In the thread: does the steps up to the first at which the disk fails; returns those, each with its
@@ -272,7 +296,10 @@ def _set_times(tier: SsdTree, path: bytes, access_ns: int, modification_ns: int)
 
 def _do(steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
     finished: list[tuple[Step, Exception | None]] = []
+    enough = time.monotonic() + TURN_SECONDS
     for step in steps:
+        if finished and time.monotonic() > enough:
+            break
         try:
             pass_step("history.begun")
             step.work()
