@@ -1,4 +1,4 @@
-"""What holds of the default policy whatever happens, and that with one class it is the order of last use."""
+"""What holds of the default policy whatever happens, and where it is the order of last use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from kvfs.errors import OutOfRoom
-from kvfs.policy import SMALL, Entry, ExpectedReuse, LeastRecentlyUsed, learning, reuse
+from kvfs.policy import SMALL, Entry, ExpectedReuse, LeastRecentlyUsed
 
 SIZES = (SMALL - 1, SMALL, 5 * SMALL)
 BUDGET = 12 * SMALL
@@ -210,15 +210,14 @@ class LinkedPage(Page):
         self.hotter: Entry | None = None
 
 
-class OneClassMachine(RuleBasedStateMachine):
-    """Where uses tell pages apart no more, there is one class, and no chains."""
+class FallingMachine(RuleBasedStateMachine):
+    """Where the chance of a use falls with age and depends on nothing else, as in the beginning."""
 
     @initialize()
     def begin(self) -> None:
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(reuse, "USES_STEP", bytes(128))
-        self.patch.setattr(learning, "LEAST_BETWEEN_FITS", 4)
-        self.order: ExpectedReuse[LinkedPage] = ExpectedReuse(key_of=lambda page: page.key)
+        self.order: ExpectedReuse[LinkedPage] = ExpectedReuse(
+            key_of=lambda page: page.key, protected_percent=100
+        )
         self.lru: LeastRecentlyUsed[LinkedPage] = LeastRecentlyUsed()
         self.pages = [LinkedPage(number, SIZES[number % len(SIZES)]) for number in range(1, 20)]
 
@@ -237,13 +236,9 @@ class OneClassMachine(RuleBasedStateMachine):
             self.order.remove(page, evicted=True)
 
     @invariant()
-    def both_agree(self) -> None:
+    def it_is_the_order_of_last_use(self) -> None:
         assert list(self.order.victims()) == list(self.lru.victims())
 
-    def teardown(self) -> None:
-        if hasattr(self, "patch"):
-            self.patch.undo()
 
-
-TestOneClass = OneClassMachine.TestCase
-TestOneClass.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestFalling = FallingMachine.TestCase
+TestFalling.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
