@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
+from functools import partial
 
 import pytest
 import trio
@@ -13,6 +15,7 @@ from kvfs.errors import TierFailed
 from kvfs.fs.attributes import ExtendedAttributes
 from kvfs.opening import Openings
 from kvfs.pool import Pool
+from kvfs.storage import history
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.storage import Storage
 from tests.conftest import LogGuard
@@ -95,6 +98,24 @@ async def test_a_disk_that_hangs_while_it_follows_keeps_nobody_waiting_for_long(
     await storage.history.settled()
     assert await read(openings, moved) == DATA
     assert storage.degraded() == []
+
+
+async def test_a_slow_disk_is_no_disk_that_hangs(
+    pool: Pool, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "TURN_SECONDS", 0.1)
+    storage.io_timeout = 2.0
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        time.sleep(0.1)
+        done.append(number)
+
+    for number in range(30):
+        storage.history.append(partial(work, number))
+    with trio.fail_after(60):
+        await storage.history.caught_up()
+    assert done == list(range(30))
 
 
 async def test_nobody_waits_for_a_copy_that_cannot_get_its_name(
