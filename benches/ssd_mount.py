@@ -14,8 +14,8 @@ from kvfs.storage.promotion import READERS
 from tests.mounted.running import KvfsMount, wait_sealed
 
 POOL = 1536 * MIB
-#: Programs that ask at once: as many as pages are read at once.
-PROGRAMS = READERS
+#: Programs that ask at once: more than are read at once, so that the disk need not wait for the next.
+PROGRAMS = 2 * READERS
 HIT_SIZES = (256 << 10, 2 * MIB)
 HIT_ROUNDS = 400
 #: Both are the same code; what is allowed is noise.
