@@ -178,8 +178,8 @@ def costs() -> Iterator[Row]:
             reference = f"LRU {time_text(lru.operations[name][0])}"
         yield Row(name, time_text(each), reference, each * 1e6, unit="µs", better="lower")
         yield Row(
-            f"{name}, {TOGETHER} at once, 99.9th percentile", time_text(longest), "", longest * 1e3, LONGEST_MS,
-            unit="ms", better="lower",
+            f"{name}, {TOGETHER} at once, 99.9th percentile", time_text(longest), "",
+            longest * 1e3, LONGEST_MS, unit="ms", better="lower",
         )  # fmt: skip
 
 
