@@ -68,9 +68,6 @@ class Deadlines:
             self._heap = [(deadline, slot) for slot, deadline in self._by_slot.items()]
             heapq.heapify(self._heap)
 
-    def get(self, slot: int) -> float | None:
-        return self._by_slot.get(slot)
-
     def discard(self, slot: int) -> None:
         self._by_slot.pop(slot, None)
 
