@@ -30,7 +30,7 @@ def peak_bytes(pid: int) -> int:
 def test_forty_readers_and_eight_writers_share_a_small_pool(base: Path) -> None:
     """Four times what DRAM holds is read and written at once: right bytes or ENOSPC, and a daemon that keeps
     its size."""
-    with serving(base, base) as mount:
+    with serving(base, base, "--io-timeout", "30s") as mount:
         paths = [mount.path / f"{number:02}" for number in range(60)]
         for number, path in enumerate(paths):
             path.write_bytes(data(number))
