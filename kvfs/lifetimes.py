@@ -18,9 +18,9 @@ import trio
 
 from kvfs.counters import LimitedLog
 from kvfs.errors import AttributeMissing, KvfsError, StalePage, TooManyPins
-from kvfs.expiry import Expiry
 from kvfs.index import DRAFT, STORED, Directory, Entry
 from kvfs.page import PIN, TTL, Lifetime
+from kvfs.policy import Expiry
 from kvfs.sizes import format_size
 
 if TYPE_CHECKING:

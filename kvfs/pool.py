@@ -67,9 +67,7 @@ class Pool:
         self.tier = tier
         self.index = Index(owner)
         self.lifetimes = Lifetimes(self, pin_percent)
-        self.policy: ExpectedReuse[Entry] = ExpectedReuse(
-            key_of=_key, protected_percent=protected_percent, pin_budget=self.lifetimes.budget_bytes
-        )
+        self.policy: ExpectedReuse[Entry] = ExpectedReuse(key_of=_key, protected_percent=protected_percent)
         """Pages in DRAM."""
         self.counters = Counters()
         self.face: Face = NoFace()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvfs.policy.classes import SMALL
+from kvfs.policy.expiry import Expiry
 from kvfs.policy.lru import Entry, LeastRecentlyUsed
 from kvfs.policy.reuse import ExpectedReuse, PolicyStatistics
 from kvfs.policy.slots import Page
 
-__all__ = ["SMALL", "Entry", "ExpectedReuse", "LeastRecentlyUsed", "Page", "PolicyStatistics"]
+__all__ = ["SMALL", "Entry", "ExpectedReuse", "Expiry", "LeastRecentlyUsed", "Page", "PolicyStatistics"]

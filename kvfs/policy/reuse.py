@@ -28,7 +28,6 @@ from kvfs.policy.classes import (
     unused_class,
 )
 from kvfs.policy.learning import Learner
-from kvfs.policy.pins import Deadlines, Pins
 from kvfs.policy.slots import (
     BRANCHED,
     MEMBER,
@@ -49,14 +48,11 @@ _IN_CHAIN = unused_class(KNOWN, 0)
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatistics:
-    """What an order holds: pages, their bytes, and those that are protected, pinned or have a deadline."""
+    """What an order holds: pages, their bytes, and those that are protected."""
 
     pages: int
     bytes: int
     protected_bytes: int
-    pinned: int
-    pinned_bytes: int
-    deadlines: int
 
 
 class ExpectedReuse(Generic[AnyPage]):
@@ -65,11 +61,11 @@ class ExpectedReuse(Generic[AnyPage]):
     ``key_of`` gives any number by which a page is known again when it comes back after it was evicted; it is
     asked when a page comes in and when it is evicted. Without it, nothing is learned of what comes back.
     Pages that were used again since they were made may hold ``protected_percent`` of the bytes; beyond that
-    they leave first. ``pin_budget`` is in bytes.
+    they leave first.
     """
 
     __slots__ = (
-        "_bytes", "_deadlines", "_key_of", "_large", "_learner", "_pins", "_protected_bytes", "_slots",
+        "_bytes", "_key_of", "_large", "_learner", "_pinned", "_protected_bytes", "_slots",
         "_small", "protected_percent",
     )  # fmt: skip
 
@@ -78,14 +74,12 @@ class ExpectedReuse(Generic[AnyPage]):
         *,
         key_of: Callable[[AnyPage], int] | None = None,
         protected_percent: float = 90.0,
-        pin_budget: int = 0,
     ) -> None:
         self.protected_percent = protected_percent
         self._key_of = key_of
         self._slots: Slots[AnyPage] = Slots()
         self._learner = Learner(self._slots)
-        self._pins = Pins(pin_budget)
-        self._deadlines = Deadlines()
+        self._pinned: dict[int, None] = {}
         self._large = self._small = 0
         self._bytes = self._protected_bytes = 0
 
@@ -96,9 +90,7 @@ class ExpectedReuse(Generic[AnyPage]):
         return self._slots.slot(page) != NO_SLOT
 
     def statistics(self) -> PolicyStatistics:
-        pins = self._pins
-        protected, deadlines = self._protected_bytes, len(self._deadlines)
-        return PolicyStatistics(len(self), self._bytes, protected, len(pins), pins.bytes, deadlines)
+        return PolicyStatistics(len(self), self._bytes, self._protected_bytes)
 
     def uses(self, page: AnyPage) -> int:
         """How often a page was used, as far as that is remembered: 1 when it is new; 127 stands for more."""
@@ -317,14 +309,12 @@ class ExpectedReuse(Generic[AnyPage]):
             self._large -= 1
         if slots.flags[slot] & PROTECTED:
             self._protected_bytes -= size
-        self._pins.discard(slot)
-        self._deadlines.discard(slot)
+        self._pinned.pop(slot, None)
         slots.leave(slot)
 
-    def victims(self, now: float | None = None) -> Iterator[AnyPage]:
-        """The pages in the order in which they should leave: those whose time is over by the caller's clock
-        ``now``, those whose group has left, those that are worth least, small ones, and in the end what comes
-        in a chain before pages that stay.
+    def victims(self) -> Iterator[AnyPage]:
+        """The pages in the order in which they should leave: those whose group has left, those that are worth
+        least, small ones, and in the end what comes in a chain before pages that stay.
 
         What the caller neither removes nor uses is passed over, and with it what comes before it in its
         chain. Between two steps anything may happen to the order; what is used after the start is not given.
@@ -332,15 +322,13 @@ class ExpectedReuse(Generic[AnyPage]):
         slots = self._slots
         look = Victims(slots, self._learner.hazards)
         try:
-            for slot in self._due(now):
-                yield from self._give(look, slot)
             while slot := look.next_of(ORPHANS):
                 yield from self._give(look, slot)
             while slot := look.next(self._is_over()):
                 yield from self._give(look, slot)
             while slot := look.next_of(SMALL_QUEUE):
                 yield from self._give(look, slot)
-            for slot in look.held(self._pins):
+            for slot in look.held(self._pinned):
                 yield from self._give(look, slot)
         finally:
             look.end()
@@ -361,10 +349,10 @@ class ExpectedReuse(Generic[AnyPage]):
     # What is said of single pages
 
     def pin(self, page: AnyPage) -> None:
-        """Keeps a page here until it is unpinned or removed. Raises OutOfRoom beyond the budget."""
+        """Keeps a page here until it is unpinned or removed; how many may be is for the caller to say."""
         slots = self._slots
         slot = self._require(page)
-        self._pins.add(slot, slots.sizes[slot])
+        self._pinned[slot] = None
         slots.unlink(slot)
         slots.flags[slot] |= PINNED
 
@@ -372,26 +360,6 @@ class ExpectedReuse(Generic[AnyPage]):
         """Takes a pin back, if there is one."""
         slots = self._slots
         slot = self._require(page)
-        self._pins.discard(slot)
+        self._pinned.pop(slot, None)
         slots.flags[slot] &= ~PINNED
         slots.resume(slot)
-
-    def expire(self, page: AnyPage, deadline: float | None) -> None:
-        """Has a page leave before all others once the caller's clock shows ``deadline``; None: never."""
-        slot = self._require(page)
-        if deadline is None:
-            self._deadlines.discard(slot)
-        else:
-            self._deadlines.set(slot, deadline)
-
-    def expired(self, now: float) -> Iterator[AnyPage]:
-        """The pages whose time is over, but for pinned ones; of a chain the last one first."""
-        for slot in self._due(now):
-            page = self._slots.pages[slot]
-            if page is not None:
-                yield page
-
-    def _due(self, now: float | None) -> list[int]:
-        slots = self._slots
-        due = [] if now is None else self._deadlines.due(now)
-        return slots.last_first([slot for slot in due if not slots.flags[slot] & PINNED])

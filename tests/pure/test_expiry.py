@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from kvfs.expiry import Expiry
 from kvfs.page import Lifetime
+from kvfs.policy import Expiry
 
 
 def test_pages_are_due_at_their_second_the_earliest_first() -> None:

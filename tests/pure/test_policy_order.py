@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from kvfs.errors import OutOfRoom
 from kvfs.policy import SMALL, ExpectedReuse
 
 PAGE = 1 << 20
@@ -48,9 +47,9 @@ def names(victims: Iterable[Page]) -> str:
     return "".join(page.name for page in victims)
 
 
-def emptied(order: ExpectedReuse[Page], now: float | None = None) -> Iterator[Page]:
+def emptied(order: ExpectedReuse[Page]) -> Iterator[Page]:
     """The pages as they leave."""
-    for page in order.victims(now):
+    for page in order.victims():
         order.remove(page, evicted=True)
         yield page
 
@@ -204,7 +203,7 @@ def test_who_has_lost_their_leader_are_the_next_to_leave() -> None:
 
 def test_a_group_with_a_pinned_member_stays() -> None:
     a, b, c = pages("abc")
-    order: ExpectedReuse[Page] = ExpectedReuse(pin_budget=PAGE)
+    order: ExpectedReuse[Page] = ExpectedReuse()
     order.add(a)
     order.add(b)
     order.attach(c, a)
@@ -231,29 +230,25 @@ def test_protected_pages_leave_first_where_they_hold_too_much() -> None:
     assert order.statistics().protected_bytes == 0
 
 
-def test_pins_keep_pages_within_their_budget() -> None:
-    a, b, c = some = pages("abc")
-    order: ExpectedReuse[Page] = ExpectedReuse(pin_budget=2 * PAGE)
-    for page in some:
-        order.add(page)
+def test_pinned_pages_stay() -> None:
+    a, b, _ = some = pages("abc")
+    order = order_of(some)
     order.pin(a)
     order.pin(a)
     order.pin(b)
-    with pytest.raises(OutOfRoom, match=r"2\.0 MiB"):
-        order.pin(c)
     assert names(order.victims()) == "c"
-    assert (order.statistics().pinned, order.statistics().pinned_bytes) == (2, 2 * PAGE)
     order.touch(a)
     assert names(order.victims()) == "c"
     order.remove(b)
     order.unpin(a)
-    assert (order.statistics().pinned, order.statistics().pinned_bytes) == (0, 0)
     assert names(order.victims()) == "ca"
+    order.add(b)
+    assert names(order.victims()) == "cab", "what comes back is not pinned"
 
 
 def test_the_head_of_a_pinned_tail_leaves_last() -> None:
     a, b, x = pages("abx")
-    order: ExpectedReuse[Page] = ExpectedReuse(pin_budget=PAGE)
+    order: ExpectedReuse[Page] = ExpectedReuse()
     order.use([a, b])
     order.pin(b)
     order.add(x)
@@ -262,7 +257,7 @@ def test_the_head_of_a_pinned_tail_leaves_last() -> None:
 
 def test_an_unpinned_page_is_where_its_age_belongs() -> None:
     some = pages("abcdefgh")
-    order: ExpectedReuse[Page] = ExpectedReuse(pin_budget=8 * PAGE)
+    order: ExpectedReuse[Page] = ExpectedReuse()
     for page in some:
         order.add(page)
     for page in some:
@@ -273,37 +268,6 @@ def test_an_unpinned_page_is_where_its_age_belongs() -> None:
     order.unpin(some[5])
     order.unpin(some[3])
     assert names(order.victims()) == "abcdefgh"
-
-
-def test_what_is_over_leaves_first() -> None:
-    _, b, c, d = some = pages("abcd")
-    order: ExpectedReuse[Page] = ExpectedReuse(pin_budget=PAGE)
-    for page in some:
-        order.add(page)
-    order.expire(d, 20.0)
-    order.expire(c, 10.0)
-    order.expire(b, 10.0)
-    order.expire(b, None)
-    assert names(order.expired(9.9)) == ""
-    assert names(order.expired(20.0)) == "cd"
-    assert names(order.victims(15.0)) == "cabd"
-    assert names(order.victims()) == "abcd"
-    order.pin(d)
-    assert names(order.victims(30.0)) == "cab"
-    order.expire(d, 40.0)
-    order.unpin(d)
-    assert order.statistics().deadlines == 2
-    assert names(emptied(order, 30.0)) == "cabd"
-    assert order.statistics().deadlines == 0
-
-
-def test_an_expired_chain_leaves_from_its_end() -> None:
-    order: ExpectedReuse[Page] = ExpectedReuse()
-    chain = pages("abc")
-    order.use(chain)
-    for page in chain:
-        order.expire(page, 1.0)
-    assert names(order.expired(1.0)) == "cba"
 
 
 # While somebody looks

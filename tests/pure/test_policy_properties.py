@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from kvfs.errors import OutOfRoom
 from kvfs.policy import SMALL, Entry, ExpectedReuse, LeastRecentlyUsed
 
 SIZES = (SMALL - 1, SMALL, 5 * SMALL)
-BUDGET = 12 * SMALL
 KEYS = 12
 """So few that pages come back."""
 
@@ -38,7 +35,7 @@ class OrderMachine(RuleBasedStateMachine):
     @initialize(percent=st.sampled_from([0, 50, 100]))
     def begin(self, percent: int) -> None:
         self.order: ExpectedReuse[Page] = ExpectedReuse(
-            key_of=lambda page: page.key, protected_percent=percent, pin_budget=BUDGET
+            key_of=lambda page: page.key, protected_percent=percent
         )
         self.pages: set[Page] = set()
         self.free: list[int] = []
@@ -46,7 +43,6 @@ class OrderMachine(RuleBasedStateMachine):
         self.parents: dict[Page, Page] = {}
         self.leaders: dict[Page, Page] = {}
         self.pinned: set[Page] = set()
-        self.deadlines: dict[Page, float] = {}
 
     def make(self, size: int, key: int) -> Page:
         page = Page(self.free.pop() if self.free else next(self.numbers), size, key)
@@ -94,14 +90,9 @@ class OrderMachine(RuleBasedStateMachine):
 
     @rule(page=here)
     def pin(self, page: Page) -> None:
-        if page not in self.pages:
-            return
-        if page in self.pinned or sum(one.size for one in self.pinned) + page.size <= BUDGET:
+        if page in self.pages:
             self.order.pin(page)
             self.pinned.add(page)
-        else:
-            with pytest.raises(OutOfRoom):
-                self.order.pin(page)
 
     @rule(page=here)
     def unpin(self, page: Page) -> None:
@@ -109,24 +100,16 @@ class OrderMachine(RuleBasedStateMachine):
             self.order.unpin(page)
             self.pinned.discard(page)
 
-    @rule(page=here, deadline=st.sampled_from([None, 1.0, 2.0, 3.0]))
-    def expire(self, page: Page, deadline: float | None) -> None:
-        if page in self.pages:
-            self.order.expire(page, deadline)
-            self.deadlines.pop(page, None)
-            if deadline is not None:
-                self.deadlines[page] = deadline
-
     @rule(page=consumes(here))
     def remove(self, page: Page) -> None:
         if page in self.pages:
             self.order.remove(page)
             self.gone(page)
 
-    @rule(count=st.integers(1, 8), passed=st.sets(st.integers(0, 8)), now=st.sampled_from([None, 2.0]))
-    def evict(self, count: int, passed: set[int], now: float | None) -> None:
+    @rule(count=st.integers(1, 8), passed=st.sets(st.integers(0, 8)))
+    def evict(self, count: int, passed: set[int]) -> None:
         """Some of what is given is in use and stays."""
-        for number, page in enumerate(itertools.islice(self.order.victims(now), count)):
+        for number, page in enumerate(itertools.islice(self.order.victims(), count)):
             assert page not in self.pinned
             if number not in passed:
                 self.order.remove(page, evicted=True)
@@ -136,7 +119,6 @@ class OrderMachine(RuleBasedStateMachine):
         self.pages.discard(page)
         self.free.append(page.number)
         self.pinned.discard(page)
-        self.deadlines.pop(page, None)
         self.parents = {one: other for one, other in self.parents.items() if page not in (one, other)}
         self.leaders = {one: other for one, other in self.leaders.items() if page not in (one, other)}
 
@@ -144,9 +126,6 @@ class OrderMachine(RuleBasedStateMachine):
     def statistics_are_right(self) -> None:
         found = self.order.statistics()
         assert (found.pages, found.bytes) == (len(self.pages), sum(page.size for page in self.pages))
-        assert found.pinned == len(self.pinned)
-        assert found.pinned_bytes == sum(page.size for page in self.pinned)
-        assert found.deadlines == len(self.deadlines)
         used = sum(page.size for page in self.pages if page.size >= SMALL and page not in self.leaders)
         assert 0 <= found.protected_bytes <= used
 
@@ -176,16 +155,6 @@ class OrderMachine(RuleBasedStateMachine):
             members = {page for page, other in self.leaders.items() if other is leader}
             place = given.index(leader)
             assert set(given[place - len(members) : place]) == members
-
-    @invariant()
-    def what_is_over_leaves_first(self) -> None:
-        for now in (0.5, 2.0):
-            over = {
-                page
-                for page, deadline in self.deadlines.items()
-                if deadline <= now and page not in self.pinned
-            }
-            assert set(self.order.expired(now)) == over
 
     def teardown(self) -> None:
         """Everything leaves, however it is chained."""
