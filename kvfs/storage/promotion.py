@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from kvfs.counters import LimitedLog
-from kvfs.errors import DamagedPage, NoSuchPage, StalePage
+from kvfs.errors import DamagedPage, NoSuchPage, OutOfRoom, StalePage, means_no_room
 from kvfs.index import SEALED, STORED, Entry
 from kvfs.page import DIGEST, OWNER, SPARSE, Digest
+from kvfs.sizes import format_size
 from kvfs.steps import step
 from kvfs.storage.described import RESIDENT
 from kvfs.syscalls import fallocate
@@ -32,8 +33,13 @@ READERS = 4
 
 def _fill(read: Copy, source: int, target: int, size: int) -> Digest:
     """In a thread: the size first, so that the file gets hugepages."""
-    os.ftruncate(target, size)
-    fallocate(target, 0, 0, size)
+    try:
+        os.ftruncate(target, size)
+        fallocate(target, 0, 0, size)
+    except OSError as error:
+        if means_no_room(error):  # no fault of the disk: a writer was faster
+            raise OutOfRoom(f"the pool has no room for a page of {format_size(size)}") from error
+        raise
     step("promote.allocated")
     return read(source, target, size)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from kvfs.errors import OutOfRoom
 from kvfs.index import STORED
 from kvfs.opening import Openings
 from kvfs.page import DIGEST
 from kvfs.pool import Pool
+from kvfs.storage import promotion
 from kvfs.tiers.dram import DramTier
 from tests.pool import files
 from tests.pool.files import pattern, read
@@ -26,6 +28,24 @@ async def test_a_file_may_have_the_name_that_a_fetch_would_take(pool: Pool, open
         pool.remove_writer(one)
         assert await read(openings, one) == OLD
         pool.remove_everywhere(one)
+
+
+async def test_a_pool_that_is_full_is_no_failure_of_the_disk(
+    pool: Pool, openings: Openings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer took what was made free for the page."""
+    entry = await demoted(pool, b"page", OLD)
+
+    def refuse(_fd: int, _mode: int, _offset: int, _size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(promotion, "fallocate", refuse)
+        with pytest.raises(OutOfRoom):
+            await read(openings, entry)
+    assert pool.storage is not None
+    assert not pool.storage.health.is_failed
+    assert await read(openings, entry) == OLD
 
 
 async def test_a_page_that_dram_has_no_room_to_describe_stays_on_the_ssd(
