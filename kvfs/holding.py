@@ -98,8 +98,8 @@ class Face(Protocol):
         with how many look-ups of it the kernel has forgotten."""
 
     def take_touched(self) -> list[tuple[int, int]]:
-        """Numbers of entries, and how often each was opened without asking the pool since the last call. 0
-        stands for those that were released meanwhile."""
+        """Numbers of entries, and how often each was opened without asking the pool: some hundred of those
+        not given yet, none where there are no more. 0 stands for those that were released meanwhile."""
 
     def name_add(self, parent: int, name: bytes, number: int) -> None:
         """The name means the entry ``number`` from now on, in the directory with the number ``parent``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from kvfs.storage.storage import Storage
 
 log = logging.getLogger("kvfs.pool")
+
+MOST_TOUCHES = 256
+"""So many times in a row the channel is asked for some hundred touches: later ones can wait."""
 
 
 def _key(page: Entry) -> int:
@@ -360,12 +364,29 @@ class Pool:
             holdings.close(entry, self.face)
 
     def collect_touches(self) -> None:
-        """Takes over what the channel counted: misses, hits, and which pages were used together."""
+        """Takes over all that the channel counted."""
+        self.collect_misses()
+        for _ in self.touches():
+            pass
+
+    def collect_misses(self) -> None:
+        """Takes over what was looked for in vain."""
         for reason, count in zip(("absent", "evicted"), self.face.take_misses(), strict=True):
             if count:
                 self.counters.misses[reason] += count
+
+    def touches(self) -> Iterator[None]:
+        """Takes over which pages were used together, in steps of milliseconds: others may run in between."""
+        for _ in range(MOST_TOUCHES):
+            touched = self.face.take_touched()
+            if not touched:
+                return
+            self._take_over(touched)
+            yield
+
+    def _take_over(self, touched: list[tuple[int, int]]) -> None:
         used = []
-        for number, opens in self.face.take_touched():
+        for number, opens in touched:
             entry = self.index.by_number(number)
             if entry is None:  # they were of a page that is gone
                 self.counters.hits += opens

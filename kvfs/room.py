@@ -148,7 +148,9 @@ class Evictor:
     async def _turn(self) -> None:
         """One turn of the loop, of which no failure may end the mount."""
         with self._surviving("the reserve could not be kept"):
-            self._pool.collect_touches()
+            self._pool.collect_misses()
+            for _ in self._pool.touches():
+                await trio.lowlevel.checkpoint()
             await self.keep_reserve()
 
     @contextmanager

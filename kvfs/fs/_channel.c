@@ -252,7 +252,7 @@ static PyMethodDef methods[] = {
     {"take_misses", (PyCFunction)channel_take_misses, METH_NOARGS,
      "take_misses() -> (names looked for in vain that were never there, that were evicted) since the last call"},
     {"take_touched", (PyCFunction)channel_take_touched, METH_NOARGS,
-     "take_touched() -> [(node, opens)]; node 0 stands for those that were forgotten"},
+     "take_touched() -> [(node, opens)], at most 513; node 0 stands for those that were forgotten"},
     {"take_ended", (PyCFunction)channel_take_ended, METH_NOARGS,
      "take_ended() -> ([handle], [(node, lookups)]): what was closed and what the kernel forgot since the last call"},
     {"set_limits", (PyCFunction)channel_set_limits, METH_VARARGS,

@@ -261,11 +261,14 @@ struct touch {
     uint32_t node, hits;
 };
 
+/* So many at once: what Python makes of them takes milliseconds, and others wait for the loop meanwhile. */
+#define MOST_TOUCHES 512
+
 static uint32_t count_touched(struct channel *channel) {
     pthread_mutex_lock(&channel->lock);
     uint32_t count = channel->touched_count;
     pthread_mutex_unlock(&channel->lock);
-    return count;
+    return count < MOST_TOUCHES ? count : MOST_TOUCHES;
 }
 
 /* The first ``count`` that were touched move out under the lock; Python's objects are made of them afterwards. */
