@@ -89,9 +89,8 @@ def require_miss(mount: Mount, page: Path) -> None:
         page.read_bytes()
     assert not page.exists(), "after a failed load the name is absent: nobody tries it again and again"
     assert page.name not in os.listdir(page.parent)
-    ssd = mount.tier("ssd")
-    assert sum(ssd["damaged"].values()) >= 1
-    assert ssd["quarantined"] >= 1
+    wait_until(lambda: sum(mount.tier("ssd")["damaged"].values()) >= 1, 10, "the damage is counted")
+    assert mount.tier("ssd")["quarantined"] >= 1
     assert (page.parent / "002").read_bytes() == data(2), "others are as they were"
     page.write_bytes(data(0))
     wait_sealed(page)
