@@ -221,7 +221,7 @@ class Lifetimes:
         if entry.state != STORED:
             with suppress(FileNotFoundError):  # kept open, so that a thread frees the memory
                 descriptors.append(self._pool.tier.open(entry.path(), os.O_RDONLY))
-        self._pool.count_miss(entry, "expired")
+        self._pool.uses.count_miss(entry, "expired")
         self._pool.remove_everywhere(entry)
 
     # What becomes of a page

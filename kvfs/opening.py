@@ -68,7 +68,7 @@ class Openings:
         holding.readers += 1
         if entry.state == SEALED:
             pool.idle.discard(entry)
-            pool.used(entry, was_in_dram=was_in_dram)
+            pool.uses.note(entry, was_in_dram=was_in_dram)
         pool.face.publish(entry)
         return holding
 
@@ -111,7 +111,7 @@ class Openings:
             return
         if reason:
             name = shown(entry.path())
-            pool.count_miss(entry, "corrupt")
+            pool.uses.count_miss(entry, "corrupt")
             self._log.warning("corrupt", f"{name} is damaged and dropped: {reason}")
             pool.remove_everywhere(entry)
             raise StalePage(f"{name} is damaged") from CorruptPage(reason)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -40,14 +39,12 @@ from kvfs.storage import described
 from kvfs.storage.history import NoHistory
 from kvfs.tiers.base import Room
 from kvfs.tiers.dram import DramTier
+from kvfs.uses import Uses
 
 if TYPE_CHECKING:
     from kvfs.storage.storage import Storage
 
 log = logging.getLogger("kvfs.pool")
-
-MOST_TOUCHES = 256
-"""So many times in a row the channel is asked for some hundred touches: later ones can wait."""
 
 
 def _key(page: Entry) -> int:
@@ -74,6 +71,7 @@ class Pool:
         self.policy: ExpectedReuse[Entry] = ExpectedReuse(key_of=_key, protected_percent=protected_percent)
         """Pages in DRAM."""
         self.counters = Counters()
+        self.uses = Uses(self)
         self.face: Face = NoFace()
         self.history = NoHistory()
         """Who is told of changes of names, so that the SSD follows; with an SSD, a `History`."""
@@ -138,7 +136,7 @@ class Pool:
     def vanished(self, entry: Entry) -> NoSuchPage:
         """A name is in the index but not on the tier: somebody removed it there, and they are right. Forgets
         it, and with it what was in a directory, but not a link that is still there."""
-        self.count_miss(entry, "vanished")
+        self.uses.count_miss(entry, "vanished")
         name = shown(entry.path())
         self._log.warning("vanished", f"{name} is gone from the tier behind our back: forgotten")
         if isinstance(entry, Directory):
@@ -150,17 +148,6 @@ class Pool:
         for parent, link in gone:
             self.face.invalidate(parent.number, link)
         return NoSuchPage(name)
-
-    def count_miss(self, entry: Entry, reason: str) -> None:
-        """A page turned out not to be what it should be, and is about to go."""
-        self.counters.misses[reason] += 1
-        self.note_gone(entry, evicted=False)
-
-    def note_gone(self, entry: Entry, *, evicted: bool) -> None:
-        """A page is about to go: whoever looks for it next misses one that was evicted, or one that was
-        counted already."""
-        for parent, name in entry.names():
-            self.face.name_gone(parent.number, name, evicted)
 
     def _is_there(self, parent: Directory, name: bytes) -> bool:
         try:
@@ -362,58 +349,6 @@ class Pool:
         else:
             self.drafts.discard(entry)
             holdings.close(entry, self.face)
-
-    def collect_touches(self) -> None:
-        """Takes over all that the channel counted."""
-        self.collect_misses()
-        for _ in self.touches():
-            pass
-
-    def collect_misses(self) -> None:
-        """Takes over what was looked for in vain."""
-        for reason, count in zip(("absent", "evicted"), self.face.take_misses(), strict=True):
-            if count:
-                self.counters.misses[reason] += count
-
-    def touches(self) -> Iterator[None]:
-        """Takes over which pages were used together, in steps of milliseconds: others may run in between."""
-        for _ in range(MOST_TOUCHES):
-            touched = self.face.take_touched()
-            if not touched:
-                return
-            self._take_over(touched)
-            yield
-
-    def _take_over(self, touched: list[tuple[int, int]]) -> None:
-        used = []
-        for number, opens in touched:
-            entry = self.index.by_number(number)
-            if entry is None:  # they were of a page that is gone
-                self.counters.hits += opens
-                continue
-            self.idle.touch(entry)
-            self.idle.changed(entry)
-            self._count_hits(entry, opens)
-            if entry in self.policy:
-                used.append(entry)
-        self.policy.use_together(used)
-
-    def used(self, entry: Entry, *, was_in_dram: bool = True) -> None:
-        """A page was opened for reading. One that came to DRAM for that has been taken for used already."""
-        self._count_hits(entry, 1)
-        if was_in_dram and entry in self.policy:
-            self.policy.touch(entry)
-
-    def _count_hits(self, entry: Entry, opens: int) -> None:
-        """A page was opened for reading so often, which the next daemon is to know too."""
-        self.counters.hits += opens
-        entry.hits += opens
-        if self.storage is not None:
-            self.storage.uses.note(entry, time.time_ns())
-            self.storage.demotions.touched(entry)
-        if entry.holding is not None and entry.holding.backing_id <= 0:
-            # The kernel may have the bytes, and then reads nothing: this sets the access time in its place.
-            os.pread(entry.holding.read_fd, 1, 0)
 
     # Attributes
 

@@ -148,8 +148,8 @@ class Evictor:
     async def _turn(self) -> None:
         """One turn of the loop, of which no failure may end the mount."""
         with self._surviving("the reserve could not be kept"):
-            self._pool.collect_misses()
-            for _ in self._pool.touches():
+            self._pool.uses.collect_misses()
+            for _ in self._pool.uses.steps():
                 await trio.lowlevel.checkpoint()
             await self.keep_reserve()
 
@@ -292,7 +292,7 @@ class Evictor:
     async def _free(self, wanted: int, wanted_inodes: int = 0) -> int:
         """`free`, for who has the lock: what is missing is counted under it too, so that nobody evicts for
         what another is about to free."""
-        self._pool.collect_touches()
+        self._pool.uses.collect()
         # What is being sealed now can be evicted in a moment.
         hopeful = self._pool.sealer.under_way
         want = _Want(wanted, wanted_inodes)
@@ -373,7 +373,7 @@ class Evictor:
         if entry.stored == RESIDENT:
             self._pool.leave_dram(entry, os.fstat(fd))
         else:
-            self._pool.note_gone(entry, evicted=True)
+            self._pool.uses.note_gone(entry, evicted=True)
             self._pool.remove_everywhere(entry)
 
     def _is_unused(self, entry: Entry) -> bool:

@@ -210,7 +210,7 @@ class Verifier:
             pool.face.invalidate(any_parent.number, any_name)
 
     def _drop(self, entry: Entry) -> None:
-        self._pool.count_miss(entry, "corrupt")
+        self._pool.uses.count_miss(entry, "corrupt")
         self._pool.remove_everywhere(entry)
 
     # The SSD

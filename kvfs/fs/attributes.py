@@ -139,7 +139,7 @@ class ExtendedAttributes:
         if name == "tier":
             return b"ssd" if entry.state == STORED else self._pool.tier.name.encode()
         if name == "hits":
-            self._pool.collect_touches()
+            self._pool.uses.collect()
             return b"%d" % entry.hits
         if name == "sealed":
             return b"%d" % is_page

@@ -37,7 +37,7 @@ class Status:
     def read(self) -> dict[str, Any]:
         """The content of status.json."""
         pool, counters = self._pool, self._pool.counters
-        pool.collect_touches()
+        pool.uses.collect()
         room = pool.tier.room()
         return {
             "mount": str(self._config.mountpoint),

@@ -115,7 +115,7 @@ class Demotions:
 
     def _decide_settled(self) -> None:
         if settled := self.unstored.settled(trio.current_time()):
-            self._storage.pool.collect_touches()
+            self._storage.pool.uses.collect()
         for entry, since in settled:
             self._decide(entry, since)
 
@@ -182,7 +182,7 @@ class Demotions:
         await self._storage.walked.wait()
         if self._storage.history.is_lost:
             return
-        self._storage.pool.collect_touches()
+        self._storage.pool.uses.collect()
         for entry, since in self.unstored.settled(math.inf):
             self._decide(entry, since)
         self.health.succeeded()  # asked once more, whatever happened before

@@ -91,7 +91,7 @@ class Promotions:
         try:
             opened = await storage.ask(entry, lambda path: storage.tier.open_page(path, storage.open_flags))
         except NoSuchPage as error:
-            pool.count_miss(entry, "vanished")
+            pool.uses.count_miss(entry, "vanished")
             pool.remove_everywhere(entry)
             raise StalePage(str(error)) from None
         except DamagedPage as error:
@@ -183,6 +183,6 @@ class Promotions:
     def _damaged(self, entry: Entry, reason: str, inode: int | None) -> None:
         """A miss, and the file in quarantine, unless another one has its name by then."""
         pool, path = self._storage.pool, entry.path()
-        pool.count_miss(entry, "corrupt")
+        pool.uses.count_miss(entry, "corrupt")
         self._storage.history.append(lambda: self._storage.tier.set_aside(path, reason, inode), moves=(path,))
         pool.remove_everywhere(entry)

@@ -80,5 +80,5 @@ class Space:
             return
         self.evictions += 1
         self.evicted_bytes += entry.size
-        storage.pool.note_gone(entry, evicted=True)
+        storage.pool.uses.note_gone(entry, evicted=True)
         storage.pool.remove_everywhere(entry)

@@ -85,7 +85,7 @@ class Wear:
         """Counts the pages on the SSD that were never opened for reading since they were stored, by the time
         that has passed since then. Returns the seconds that it took of a processor."""
         pool, spent = self._storage.pool, 0.0
-        pool.collect_touches()
+        pool.uses.collect()
         found, now_ns = _nothing(), time.time_ns()
         entries, began = pool.index.entries(), time.thread_time()
         for number, entry in enumerate(entries, 1):

@@ -61,7 +61,7 @@ async def test_a_page_without_a_descriptor_is_described_as_it_is(pool: Pool, fac
     fd = face.open_natively(entry)
     os.utime(fd, ns=(5, first.st_mtime_ns))  # as reading would
     face.close_natively(pool, entry, fd)
-    pool.collect_touches()
+    pool.uses.collect()
     assert described().st_atime_ns == 5
     assert entry.hits == 1
     assert is_right()

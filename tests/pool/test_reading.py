@@ -34,7 +34,7 @@ async def test_opens_of_pages_are_hits_whoever_answers(
         assert await read(openings, entry) == OLD
     for _ in range(4):
         face.close_natively(pool, entry, face.open_natively(entry))
-    pool.collect_touches()
+    pool.uses.collect()
     assert entry.hits == pool.counters.hits == 7
     assert not pool.counters.misses
 
@@ -57,7 +57,7 @@ async def test_natively_counted_opens_of_what_is_gone_are_hits_all_the_same(
     face.close_natively(pool, entry, face.open_natively(entry))
     os.close(pool.names.unlink(pool.index.root, b"page"))
     assert dict(face.touched) == {0: 1}
-    pool.collect_touches()
+    pool.uses.collect()
     assert pool.counters.hits == 1
     assert [victim.name for victim in pool.policy.victims()] == [b"other", b"hottest"]
     assert other.hits == 0
@@ -73,7 +73,7 @@ async def test_pages_that_nobody_uses_are_held_ready_up_to_a_limit(
     assert entries[0].holding is not None
     assert entries[5].holding is None
     face.close_natively(pool, entries[6], face.open_natively(entries[6]))
-    pool.collect_touches()
+    pool.uses.collect()
     await read(openings, entries[1])
     assert entries[6].holding is not None, "what was just read natively is not the coldest"
     assert entries[7].holding is None

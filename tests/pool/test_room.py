@@ -101,7 +101,7 @@ async def test_an_evicted_page_is_a_miss_and_its_number_lives_while_the_kernel_k
     assert face.gone == {(1, b"page"): True}
     assert not pool.counters.misses, "the kernel looks the name up again, and then it is one"
     face.misses = (2, 1)
-    pool.collect_touches()
+    pool.uses.collect()
     assert pool.counters.misses == {"absent": 2, "evicted": 1}
     files.forget(pool, entry.number, 1)
     assert pool.index.by_number(entry.number) is None

@@ -21,7 +21,7 @@ async def test_what_the_channel_reports_at_once_is_one_use(pool: Pool, face: Ker
     one, other = await page(pool, b"one", DATA), await page(pool, b"other", DATA)
     for entry in (one, other, one, one):
         face.close_natively(pool, entry, face.open_natively(entry))
-    pool.collect_touches()
+    pool.uses.collect()
     assert [pool.policy.uses(entry) for entry in (one, other)] == [2, 2]
     assert [entry.hits for entry in (one, other)] == [3, 1]
 
