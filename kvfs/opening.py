@@ -188,6 +188,11 @@ class Openings:
             if not latest.holding.writers:
                 self._pool.sealer.schedule(latest)
 
+    def is_replaced(self, entry: Entry) -> bool:
+        """Whether a writer was given another file under the names of a page not long ago. The kernel may not
+        know that yet: whoever opens the old page now may come after that writer."""
+        return entry in self._successors
+
     def _latest(self, entry: Entry) -> Entry:
         """What took its names, and the names of that, and so on."""
         while (successor := self._successors.get(entry)) is not None:
@@ -316,7 +321,7 @@ class Openings:
         except OSError:
             os.close(holding.read_fd)
             raise
-        # Who has just looked the name up, to read it, opens this one all the same.
+        # Who looks the name up to read it and finds it replaced twice opens this one all the same.
         pool.hold(entry).until_forgotten = True
         pool.abandon(entry, names)
         (parent, name), further_names = names[0], names[1:]

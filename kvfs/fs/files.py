@@ -74,7 +74,10 @@ class Files:
         if not entry.is_file:
             raise FUSEError(errno.EINVAL)
         if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
+            if self._openings.is_replaced(entry) and not self._was_sent_back(task):
+                raise StalePage("the name means another file")
             await self._openings.open_reading(entry)
+            self._sent_back.pop(task, None)
             return self._give(entry, writes=False)
         try:
             await self._openings.open_writing(entry, bool(flags & os.O_TRUNC), task)

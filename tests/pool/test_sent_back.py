@@ -72,6 +72,26 @@ async def test_who_was_sent_back_once_is_served(pool: Pool, openings: Openings, 
     await settled(pool)
 
 
+async def test_readers_find_what_replaced_a_page(pool: Pool, openings: Openings, operations: Any) -> None:
+    """The kernel may still take the name for the old page when the writer has long closed the new one."""
+    entry = await under_a_reader(pool, openings)
+    assert await open_as(operations, entry, OVERWRITE, 7) == -errno.ESTALE
+    assert await open_as(operations, entry, os.O_RDONLY, 8) == -errno.ESTALE
+    new = find(pool, b"page")
+    await operations.release(await open_as(operations, new, OVERWRITE, 7))
+    handle = await open_as(operations, new, os.O_RDONLY, 8)
+    assert handle > 0
+    await operations.release(handle)
+    assert await open_as(operations, entry, os.O_RDONLY, 8) == -errno.ESTALE, "that was another open"
+    handle = await open_as(operations, entry, os.O_RDONLY, 8)
+    assert handle > 0, "the kernel sends nobody back twice"
+    await operations.release(handle)
+    openings.close_reading(entry)
+    for one in (entry, new):
+        files.forget(pool, one.number, one.lookups)
+    await settled(pool)
+
+
 async def under_a_reader(pool: Pool, openings: Openings) -> Entry:
     entry = await page(pool, b"page", OLD)
     entry.lookups = 9
