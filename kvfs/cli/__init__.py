@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import click
 
 from kvfs import __version__, errors
+from kvfs.cli.output import guarded_output
 
 _VERBS = (
     "mount",
@@ -76,7 +77,8 @@ def main() -> NoReturn:
 def run(command: click.Command, name: str) -> int:
     """Runs a command line; returns its exit code. A user's mistake is one line on stderr, a bug a trace."""
     try:
-        command.main(standalone_mode=False, prog_name=name)
+        with guarded_output():
+            command.main(standalone_mode=False, prog_name=name)
     except errors.KvfsError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
