@@ -69,7 +69,8 @@ struct channel_init_out {
 #define CHANNEL_FLUSHES 1024u
 #define CHANNEL_TOUCHED_SLOTS 65536u
 #define CHANNEL_ENDED 16384u
-#define CHANNEL_SEARCHES 256u
+#define CHANNEL_TASKS 256u
+#define CHANNEL_SEARCHES 8u
 #define CHANNEL_GONE_NAMES (1u << 18)
 #define CHANNEL_CACHE_SECONDS 3600u
 #define CHANNEL_DIRECTORY_SECONDS 1u
@@ -129,7 +130,7 @@ void names_clear(struct names *names, void (*release)(const char *text));
 /* The same for the same name, in the map and in what is counted of names that are not in it. */
 uint64_t name_hash(uint64_t number, const char *text, size_t length);
 
-/* The last name that a task looked for in vain. */
+/* A name that a task looked for in vain. */
 struct search {
     uint64_t name; /* its hash */
     int64_t since_ms;
@@ -139,9 +140,9 @@ struct search {
 
 /* See _channel_misses.c. Guarded by channel.lock, as the functions expect. */
 struct misses {
-    struct search searches[CHANNEL_SEARCHES]; /* by the task's number */
-    uint32_t gone[CHANNEL_GONE_NAMES];        /* by the name's hash: a part of it, and whether it was evicted */
-    uint64_t absent, evicted;                 /* since Python last asked */
+    struct search searches[CHANNEL_TASKS][CHANNEL_SEARCHES]; /* by the task's number; the latest first */
+    uint32_t gone[CHANNEL_GONE_NAMES]; /* by the name's hash: a part of it, and whether it was evicted */
+    uint64_t absent, evicted;          /* since Python last asked */
 };
 
 /* Somebody looked for a name that is not there. ``name`` ends with a zero. */

@@ -1,9 +1,10 @@
 /* Misses: names that somebody looked for and that are not there. The kernel never asks to open such a name, so only
  * its LOOKUP tells that a program wanted a page and did not find it.
  *
- * The kernel also looks a name up just before a program makes it. So the last search of each task waits for a moment,
- * and is forgotten if the task then gives the name to something. Which names were evicted is remembered in a table of
- * fixed size, by a part of their hash: new ones replace old ones.
+ * The kernel also looks a name up just before a program makes it, with O_EXCL once more though the program has just
+ * done so. So the last few searches of each task wait for a moment, and those for a name are forgotten if the task then
+ * gives the name to something. Which names were evicted is remembered in a table of fixed size, by a part of their
+ * hash: new ones replace old ones.
  */
 #include "_channel.h"
 
@@ -51,28 +52,38 @@ static void settle(struct misses *misses, struct search *search) {
         misses->absent++;
 }
 
+static bool is_late(const struct search *search) { return now_ms() - search->since_ms > PATIENCE_MS; }
+
 void misses_searched(struct misses *misses, uint32_t task, uint64_t parent, const char *name, size_t length) {
-    struct search *search = &misses->searches[task % CHANNEL_SEARCHES];
+    struct search *searches = misses->searches[task % CHANNEL_TASKS];
+    size_t last = 0; /* the place that the earlier ones move up to */
     if (is_temporary(name))
         return;
-    if (search->waits)
-        settle(misses, search);
-    *search = (struct search){name_hash(parent, name, length), now_ms(), task, true};
+    while (searches[last].waits && last < CHANNEL_SEARCHES - 1)
+        last++;
+    if (searches[last].waits)
+        settle(misses, &searches[last]);
+    memmove(searches + 1, searches, last * sizeof *searches);
+    searches[0] = (struct search){name_hash(parent, name, length), now_ms(), task, true};
 }
 
 void misses_made(struct misses *misses, uint32_t task, uint64_t parent, const char *name, size_t length) {
-    struct search *search = &misses->searches[task % CHANNEL_SEARCHES];
-    if (!search->waits || search->task != task || search->name != name_hash(parent, name, length))
-        return;
-    if (now_ms() - search->since_ms > PATIENCE_MS)
-        settle(misses, search);
-    search->waits = false;
+    struct search *searches = misses->searches[task % CHANNEL_TASKS];
+    uint64_t hash = name_hash(parent, name, length);
+    for (struct search *search = searches; search < searches + CHANNEL_SEARCHES; search++) {
+        if (!search->waits || search->task != task || search->name != hash)
+            continue;
+        if (is_late(search))
+            settle(misses, search);
+        search->waits = false;
+    }
 }
 
 void misses_settle(struct misses *misses) {
-    for (uint32_t i = 0; i < CHANNEL_SEARCHES; i++) {
-        struct search *search = &misses->searches[i];
-        if (search->waits && now_ms() - search->since_ms > PATIENCE_MS)
-            settle(misses, search);
-    }
+    for (uint32_t task = 0; task < CHANNEL_TASKS; task++)
+        for (uint32_t i = 0; i < CHANNEL_SEARCHES; i++) {
+            struct search *search = &misses->searches[task][i];
+            if (search->waits && is_late(search))
+                settle(misses, search);
+        }
 }

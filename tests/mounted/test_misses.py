@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -101,3 +102,20 @@ def test_what_a_program_removes_is_absent(mount: KvfsMount) -> None:
     look(page)
     look(page)  # the kernel remembers that there is none, and does not ask
     assert misses(mount) == {"absent": 1}
+
+
+def test_what_is_made_right_after_it_was_looked_for_is_no_miss(mount: KvfsMount) -> None:
+    """With O_EXCL the kernel looks for it a second time."""
+    names = [mount.path / f"page-{number}" for number in range(10)]
+    for name in names:
+        assert not name.exists()
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    source = mount.path / "page-0"
+    source.write_bytes(b"bytes")
+    subprocess.run(["cp", source, mount.path / "copy"], check=True, timeout=60)
+    first, second = mount.path / "first", mount.path / "second"
+    assert not first.exists()
+    assert not second.exists()
+    second.write_bytes(b"bytes")
+    first.write_bytes(b"bytes")
+    assert misses(mount) == {}

@@ -61,6 +61,27 @@ def test_a_name_that_is_made_right_away_is_no_miss(wire: Wire, opcode: int) -> N
     assert misses(wire) == (0, 0)
 
 
+def test_a_task_may_look_for_some_names_before_it_makes_them(wire: Wire) -> None:
+    """And the kernel looks once more for a name that is to be made with O_EXCL."""
+    names = [b"page %d" % number for number in range(7)]
+    for name in names:
+        search(wire, name)
+    for name in names:
+        search(wire, name)
+        wire.pass_on(fuse.CREATE, 1, fuse.create_in(0, name), 7)
+    assert misses(wire) == (0, 0)
+
+
+def test_of_many_names_that_a_task_looks_for_only_the_last_are_waited_for(wire: Wire) -> None:
+    names = [b"page %d" % number for number in range(20)]
+    for name in names:
+        search(wire, name)
+    assert wire.channel.take_misses() == (12, 0)
+    for name in names:
+        wire.pass_on(fuse.CREATE, 1, fuse.create_in(0, name), 7)
+    assert misses(wire) == (0, 0)
+
+
 @pytest.mark.parametrize("opcode", MAKING)
 def test_another_name_or_another_task_or_a_late_store_leaves_the_miss(wire: Wire, opcode: int) -> None:
     search(wire, b"page")
