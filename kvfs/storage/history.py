@@ -6,7 +6,8 @@ what the tree of the mount was a moment ago, less the pages that are not stored 
 there is no error.
 
 Whoever asks the SSD about a page waits for the steps that concern it, and for no others. Where the SSD does
-not do them they hear so at once: a disk that turned read-only still has all that did not move.
+not do them they hear so at once: a disk that turned read-only still has all that did not move. A step that
+the disk has no room for goes after the coldest pages there.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import trio
 
 from kvfs.counters import LimitedLog
-from kvfs.errors import NotStorable, TierFailed
+from kvfs.errors import NotStorable, TierFailed, means_in_the_way, means_no_room, means_too_large
 from kvfs.page import OWNER, Owner
 from kvfs.steps import step as pass_step
 from kvfs.tiers import ssd_following as following
@@ -82,10 +84,18 @@ class NoHistory:
 class History(NoHistory):
     """Steps that wait for the SSD. Belongs to the event loop but for the steps' work."""
 
-    def __init__(self, tier: SsdTree, given_up: Callable[[str], None], timeout: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tier: SsdTree,
+        given_up: Callable[[str], None],
+        timeout: Callable[[], float],
+        make_room: Callable[[], list[bytes]] = list,
+    ) -> None:
         """``given_up`` is told why, when the SSD can never catch up with the mount any more; ``timeout`` says
-        in how many seconds it must have done a few steps."""
+        in how many seconds it must have done a few steps. ``make_room`` evicts a little where no step that
+        waits concerns it, and says under which paths it lay."""
         self._tier = tier
+        self._make_room = make_room
         self._given_up = given_up
         self._timeout = timeout
         self._steps: deque[Step] = deque()
@@ -119,7 +129,9 @@ class History(NoHistory):
         moves: Sequence[bytes] = (),
         changes: Sequence[bytes] = (),
     ) -> None:
-        """One more step. An error of the disk is tried again until it passes; any other goes to ``done``."""
+        """One more step. An error of the disk is tried again until it passes; any other goes to ``done``.
+        Without ``done`` a step is tried again after every error but those that say that the SSD can never
+        have what it is about."""
         if self.is_lost:
             if done is not None:
                 done(NotStorable("the SSD tier was given up"))
@@ -210,9 +222,9 @@ class History(NoHistory):
 
     async def followed(self, path: bytes) -> None:
         """Waits until a path means the same on the SSD as in the mount, and raises as `wait_for`."""
-        await self.wait_for(lambda: not self._concern(path))
+        await self.wait_for(lambda: not self.concerns(path))
 
-    def _concern(self, path: bytes) -> bool:
+    def concerns(self, path: bytes) -> bool:
         """Whether steps that wait have to do with what a path means."""
         if not self._steps:
             return False
@@ -225,7 +237,7 @@ class History(NoHistory):
             await self._follow()
 
     async def _follow(self) -> None:
-        pause = FIRST_RETRY
+        pause, is_urgent = FIRST_RETRY, True
         while True:
             if not self._steps:
                 self._changed = trio.Event()
@@ -239,17 +251,32 @@ class History(NoHistory):
                 if step.done is not None:
                     step.done(error)
                 elif error is not None:
-                    self._log.warning("step", f"the SSD tier did not follow a change: {error}")
-            self.failure = failure
-            self._tell_progress()
-            if not failure:
-                pause = FIRST_RETRY
+                    self._log.warning("step", f"the SSD tier can never have a name or an attribute: {error}")
+            if failure is None:
+                pause, is_urgent, self.failure = FIRST_RETRY, True, ""
+                self._tell_progress()
                 continue
-            self._log.warning("failed", f"the SSD tier does not follow: {failure}")
+            if means_no_room(failure) and self._evict_first() and is_urgent:
+                is_urgent = False
+                continue
+            self.failure = failure.strerror or str(failure)
+            self._tell_progress()
+            self._log.warning("failed", f"the SSD tier does not follow: {self.failure}")
             await trio.sleep(pause)
             pause = min(pause * 2, LAST_RETRY)
 
-    async def _do_in_time(self, steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
+    def _evict_first(self) -> bool:
+        """Room for the oldest step: what is evicted for it leaves the disk before that is tried again. Says
+        whether there was anything."""
+        paths = self._make_room()
+        for path in paths:
+            self._moves[path] += 1
+            self._steps.appendleft(Step(partial(following.unlink, self._tier, path), None, (path,)))
+        return bool(paths)
+
+    async def _do_in_time(
+        self, steps: list[Step]
+    ) -> tuple[list[tuple[Step, Exception | None]], OSError | None]:
         """Does steps in a thread; `_watch` says so when that does not come back."""
         self._busy_since = trio.current_time()
         self._begun.set()
@@ -276,7 +303,7 @@ class History(NoHistory):
                     self._tell_progress()
             await trio.sleep(min(seconds, WATCH_SECONDS))
 
-    def _do(self, steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
+    def _do(self, steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], OSError | None]:
         """In the thread: does the steps up to the first at which the disk fails; returns those, each with its
         error, and why."""
         self.is_busy = True
@@ -287,6 +314,8 @@ class History(NoHistory):
 
 
 _OF_THE_DISK = frozenset((errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ETIMEDOUT))
+_NEVER = frozenset((errno.ENOENT, errno.EMLINK, errno.EINVAL, errno.ENODATA, errno.EOPNOTSUPP))
+"""Removed by somebody; more links than the filesystem has; a name, or an attribute, that it cannot have."""
 
 
 def _set_times(tier: SsdTree, path: bytes, access_ns: int, modification_ns: int) -> None:
@@ -294,7 +323,14 @@ def _set_times(tier: SsdTree, path: bytes, access_ns: int, modification_ns: int)
         tier.utime(path, (access_ns, modification_ns))
 
 
-def _do(steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
+def _passes(step: Step, error: OSError) -> bool:
+    """Whether a step is to be tried again after an error."""
+    if step.done is not None:
+        return error.errno in _OF_THE_DISK
+    return not (error.errno in _NEVER or means_in_the_way(error) or means_too_large(error))
+
+
+def _do(steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], OSError | None]:
     finished: list[tuple[Step, Exception | None]] = []
     enough = time.monotonic() + TURN_SECONDS
     for step in steps:
@@ -305,11 +341,11 @@ def _do(steps: list[Step]) -> tuple[list[tuple[Step, Exception | None]], str]:
             step.work()
             pass_step("history.done")
         except OSError as error:
-            if error.errno in _OF_THE_DISK:
-                return finished, error.strerror or str(error)
+            if _passes(step, error):
+                return finished, error
             finished.append((step, error))
         except Exception as error:
             finished.append((step, error))
         else:
             finished.append((step, None))
-    return finished, ""
+    return finished, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 LEAST_EVICTED = 16 << 20
 """Bytes: making a little more room than is asked for saves asking the disk for each page."""
+LEAST_AT_ONCE = 1 << 20
+"""Bytes: far more than names and attributes take."""
 
 
 class Space:
@@ -55,7 +58,7 @@ class Space:
     async def _make(self, missing_bytes: int, missing_inodes: int, page: Entry) -> None:
         storage, victims, freed = self._storage, list[Entry](), 0
         wanted = max(missing_bytes, min(LEAST_EVICTED, storage.tier.accounts.capacity_bytes // 16))
-        coldest_first = chain(storage.order.victims(), storage.pool.policy.victims())
+        coldest_first = self._coldest_first()
         for entry in coldest_first:
             if freed >= wanted and len(victims) >= missing_inodes:
                 break
@@ -64,13 +67,36 @@ class Space:
                 if is_missed and any(warmer.stored == RESIDENT for warmer in coldest_first):
                     raise NotWanted("the SSD tier is full of pages that are worth more")
                 break
-            is_there = entry.stored == RESIDENT or entry.state == STORED
-            if is_there and not storage.pool.lifetimes.is_pinned(entry):
+            if self._may_go(entry):
                 freed += entry.size
                 victims.append(entry)
         for entry in victims:
             self._evict(entry)
         await storage.history.caught_up()
+
+    def make_at_once(self) -> list[bytes]:
+        """The disk is full, and a change of names waits for a few blocks: evicts a little of the coldest that
+        lies on the disk where the mount says, and returns its names there."""
+        storage, victims, paths, freed = self._storage, list[Entry](), list[bytes](), 0
+        for entry in self._coldest_first():
+            if freed >= LEAST_AT_ONCE:
+                break
+            names = [parent.child_path(name) for parent, name in entry.names()]
+            if self._may_go(entry) and not any(map(storage.history.concerns, names)):
+                freed += entry.size
+                victims.append(entry)
+                paths += names
+        for entry in victims:
+            self._evict(entry)
+        return paths
+
+    def _coldest_first(self) -> Iterator[Entry]:
+        return chain(self._storage.order.victims(), self._storage.pool.policy.victims())
+
+    def _may_go(self, entry: Entry) -> bool:
+        """Whether there is a copy that nobody has pinned."""
+        is_there = entry.stored == RESIDENT or entry.state == STORED
+        return is_there and not self._storage.pool.lifetimes.is_pinned(entry)
 
     def _evict(self, entry: Entry) -> None:
         storage = self._storage

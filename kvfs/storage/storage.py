@@ -86,7 +86,8 @@ class Storage:
         self.jobs = Jobs(ABANDONED)
         self._questions = trio.CapacityLimiter(QUESTIONS)
         self.health = Health("SSD tier")
-        self.history = History(tier, self._lose, lambda: self.io_timeout)
+        self.space = Space(self)
+        self.history = History(tier, self._lose, lambda: self.io_timeout, self.space.make_at_once)
         self.place = Place(self)
         self.demotions = Demotions(
             self, Unstored(settle_seconds, write_delay_seconds), Admission(write_policy)
@@ -103,7 +104,6 @@ class Storage:
         """Whose copies were given up during the walk, which may have seen them."""
         self.nursery: trio.Nursery
         self.uses: Uses[Entry] = Uses()
-        self.space = Space(self)
         self._log = LimitedLog(log)
         self.on_walked: Callable[[], None] = lambda: None
         """Called once the walk is over."""

@@ -1,4 +1,5 @@
-"""How many bytes of its directory the SSD tier uses, kept by addition and never allowed above the capacity.
+"""How many bytes of its directory the SSD tier uses, kept by addition. Pages never take it above the
+capacity; directories and attributes may, by a few blocks, until pages have made room for them.
 
 What is counted is what ``du`` counts: the blocks of every file and directory of ours, once however many names
 it has. Bytes that are being written are reserved before the first of them is. No I/O; any thread may ask.
@@ -107,14 +108,6 @@ class Accounts:
                 )
             self._reserved += size
         return Reservation(self, size)
-
-    def require(self, size: int) -> None:
-        """Raises TierFull where directories and attributes cannot grow by so much."""
-        with self._lock:
-            if self._is_counted and self._free() < size:
-                raise TierFull(
-                    "the SSD tier is full to the last block", size + self.slack_bytes - self._free()
-                )
 
     def _release(self, reservation: Reservation) -> None:
         with self._lock:

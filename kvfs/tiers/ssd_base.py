@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import secrets
@@ -16,7 +17,6 @@ from kvfs.errors import (
     DamagedPage,
     NoSuchPage,
     NotStorable,
-    means_no_room,
     means_too_large,
 )
 from kvfs.tiers.attributes import Target
@@ -166,19 +166,23 @@ class SsdBase(Tier):
         fd = self._open_any(directory, name)
         try:
             yield status
-            self._bind(fd, drop=(self._binding(directory.fd, name),))
+            self._unbind(fd, self._binding(directory.fd, name))
         finally:
             os.close(fd)
 
     def _bind(self, fd: int, add: tuple[int, ...] = (), drop: tuple[int, ...] = ()) -> None:
         before = os.fstat(fd)
-        try:
-            self.records.bind(fd, add, tuple(one for one in drop if one not in add))
-        except OSError as error:
-            if means_too_large(error):
-                raise NotStorable("a file on the SSD has too many names for another one") from error
-            raise
+        drop = tuple(one for one in drop if one not in add)
+        self._attach(
+            lambda: self.records.bind(fd, add, drop), "a file on the SSD has too many names for another one"
+        )
         self._account(before, os.fstat(fd))
+
+    def _unbind(self, fd: int, gone: int, add: tuple[int, ...] = ()) -> None:
+        """What had a name has lost it. That is done and may not fail any more: who tried again would take
+        the file for one that was never there. A binding too many binds to nothing."""
+        with contextlib.suppress(OSError, NotStorable):
+            self._bind(fd, add, drop=(gone,))
 
     def _binding(self, dir_fd: int, name: bytes) -> int:
         """What binds a file to its name in a directory, as that is now; 0 where the directory lost its
@@ -218,7 +222,7 @@ class SsdBase(Tier):
                 raise
             self._step("moved")
             for fd, (old, new) in zip(descriptors, bindings, strict=True):
-                self._bind(fd, add=(new,), drop=(old,))
+                self._unbind(fd, old, add=(new,))
 
     def _identity(self, path: bytes) -> int:
         """The identity of a directory that is there, made anew where it is lost or the directory
@@ -297,16 +301,23 @@ class SsdBase(Tier):
             self._account(before, os.stat(target, follow_symlinks=isinstance(target, int)))
 
     def _set(self, target: Target, name: str, value: bytes) -> None:
-        """Raises NotStorable where the filesystem can never hold the attribute, TierFull or OSError where
-        it is full."""
-        self.accounts.require(self.accounts.filesystem.block_size)
-        try:
-            self.records.set(target, name, value)
-        except OSError as error:
-            roomy = super().room().free_bytes >= _FULL_BELOW
-            if means_too_large(error) or (means_no_room(error) and roomy):
-                raise NotStorable(f"the attribute {name} does not fit beside the others of a file") from error
-            raise
+        refusal = f"the attribute {name} does not fit beside the others of a file"
+        self._attach(lambda: self.records.set(target, name, value), refusal)
+
+    def _attach(self, write: Callable[[], None], refusal: str) -> None:
+        """Writes an attribute. Raises NotStorable where the filesystem can never hold it, and OSError where
+        it is full. It says the same of both: the second time it is not that room came just after the
+        first."""
+        for is_sure in (False, True):
+            try:
+                write()
+                break
+            except OSError as error:
+                roomy = error.errno == errno.ENOSPC and super().room().free_bytes >= _FULL_BELOW
+                if means_too_large(error) or (roomy and is_sure):
+                    raise NotStorable(refusal) from error
+                if not roomy:
+                    raise
 
     def describe(self, target: Target, record: Record, attributes: AttributeTexts) -> None:
         """Writes all that is known of a new file or directory."""

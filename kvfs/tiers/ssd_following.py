@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Sequence
 
-from kvfs.errors import AttributeMissing, KvfsError, NotStorable, means_in_the_way
+from kvfs.errors import AttributeMissing, KvfsError, NotStorable, means_in_the_way, means_too_large
 from kvfs.syscalls import RENAME_EXCHANGE
 from kvfs.tiers.ssd_base import AttributeTexts
 from kvfs.tiers.ssd_directory import is_ours
@@ -140,8 +140,8 @@ def rename(
             tier.enter(new.rpartition(b"/")[0], parents)
             tier.rename(old, new)
         except (OSError, KvfsError) as error:
-            # Under its old name it would come back after a restart.
-            if isinstance(error, KvfsError) or means_in_the_way(error):
+            # The SSD can never have the new name. Under its old one it would come back after a restart.
+            if isinstance(error, KvfsError) or means_in_the_way(error) or means_too_large(error):
                 _remove(tier, old)
             raise
     return True

@@ -355,7 +355,7 @@ class SsdPages(SsdTree):
 
     def record_uses(self, uses: Iterable[Use]) -> None:
         """Notes hits and times of use with the pages, so that the next process knows them; see ``ssd_uses``.
-        A page that is gone or damaged is passed over."""
+        A page that is gone or damaged, or that a full disk has no room to note it with, is passed over."""
         for use in uses:
             try:
                 fd = self.open(use.path, os.O_RDONLY | os.O_NONBLOCK | self.noatime)
@@ -368,6 +368,9 @@ class SsdPages(SsdTree):
                 os.utime(fd, ns=(use.used_ns, os.fstat(fd).st_mtime_ns))
             except (AttributeMissing, DamagedPage):
                 continue
+            except OSError as error:
+                if not means_no_room(error):  # nothing is evicted for a note
+                    raise
             finally:
                 os.close(fd)
 

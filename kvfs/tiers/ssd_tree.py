@@ -33,7 +33,6 @@ class SsdTree(SsdBase):
             with contextlib.suppress(FileNotFoundError):
                 os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
                 raise FileExistsError(path)
-            self.accounts.require(2 * self.accounts.filesystem.block_size)
             record = Record(identity=new_identity())
             record.names = (binding(self._identity(path.rpartition(b"/")[0]), name),)
             place, temporary = self.beside(TEMPORARY), b"%d" % next(self._serial)

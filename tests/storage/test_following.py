@@ -13,6 +13,7 @@ import trio
 
 from kvfs.errors import TierFailed
 from kvfs.fs.attributes import ExtendedAttributes
+from kvfs.index import Entry
 from kvfs.opening import Openings
 from kvfs.pool import Pool
 from kvfs.storage import history
@@ -28,17 +29,35 @@ AT_ONCE = 4.0
 """Seconds, on a machine that is busy; the SSD is waited for longer."""
 
 
-def refuse(monkeypatch: pytest.MonkeyPatch, storage: Storage, name: str, number: int = errno.EROFS) -> None:
-    """One thing that the SSD does no more."""
+def refuse(
+    monkeypatch: pytest.MonkeyPatch,
+    storage: Storage,
+    name: str,
+    number: int = errno.EROFS,
+    while_there: bytes = b"",
+) -> None:
+    """One thing that the SSD does no more, or does not while it has a file."""
+    work = getattr(storage.tier, name)
 
-    def fail(*_arguments: object) -> None:
-        raise OSError(number, os.strerror(number))
+    def fail(*arguments: object) -> object:
+        if os.path.exists(os.fsencode(storage.tier.directory) + b"/" + while_there):
+            raise OSError(number, os.strerror(number))
+        return work(*arguments)
 
     monkeypatch.setattr(storage.tier, name, fail)
 
 
 def rename(pool: Pool, old: bytes, new: bytes) -> None:
     pool.names.rename(pool.index.root, old, pool.index.root, new, 0)
+
+
+def change_names(pool: Pool, storage: Storage, entry: Entry) -> None:
+    """A page gets an attribute, a directory, another name there, and a link outside."""
+    storage.history.set_attribute(entry.path(), "user.note", b"note")
+    directory = files.mkdir(pool, b"directory")
+    assert entry.parent is not None
+    pool.names.rename(entry.parent, entry.name, directory, b"page", 0)
+    pool.names.link(entry, pool.index.root, b"link")
 
 
 async def test_reads_of_what_did_not_move_go_on(
@@ -65,6 +84,62 @@ async def test_reads_of_what_did_not_move_go_on(
     await storage.history.settled()
     assert await read(openings, entries[b"moved"]) == DATA
     assert on_ssd(pool, b"elsewhere/page") == DATA
+
+
+@pytest.mark.parametrize("name", ["make_directory", "rename", "link", "set_attribute"])
+async def test_a_step_that_the_disk_has_no_room_for_goes_after_the_coldest_pages(
+    pool: Pool, storage: Storage, openings: Openings, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    cold, warm = await demoted(pool, b"cold", pattern(2 << 20)), await demoted(pool, b"warm", DATA)
+    refuse(monkeypatch, storage, name, errno.ENOSPC, while_there=b"cold")
+    change_names(pool, storage, warm)
+    with trio.fail_after(20):
+        await storage.history.settled()
+    assert (cold.parent, on_ssd(pool, b"cold")) == (None, None)
+    assert on_ssd(pool, b"directory/page") == on_ssd(pool, b"link") == DATA
+    assert await read(openings, warm) == DATA
+    assert storage.degraded() == []
+
+
+@pytest.mark.parametrize("name", ["make_directory", "rename", "link", "set_attribute"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EPERM, errno.ENOMEM])
+async def test_no_step_is_dropped_that_the_disk_may_do_later(
+    pool: Pool,
+    storage: Storage,
+    openings: Openings,
+    monkeypatch: pytest.MonkeyPatch,
+    expect_log: LogGuard,
+    name: str,
+    number: int,
+) -> None:
+    expect_log("does not follow")
+    entry = await demoted(pool, b"page", DATA)
+    refuse(monkeypatch, storage, name, number)
+    change_names(pool, storage, entry)
+    await wait_until(lambda: bool(storage.history.failure))
+    assert any("does not follow: " + os.strerror(number) in line for line in storage.degraded())
+    if name != "link":  # the page has its first name
+        with trio.fail_after(AT_ONCE), pytest.raises(TierFailed):
+            await read(openings, entry)
+    monkeypatch.undo()
+    with trio.fail_after(20):
+        await storage.history.settled()
+    assert await read(openings, entry) == DATA
+    assert on_ssd(pool, b"directory/page") == on_ssd(pool, b"link") == DATA
+    assert pool.counters.misses == {}
+    assert storage.degraded() == []
+
+
+@pytest.mark.parametrize("ssd", [8 << 20], indirect=True)
+async def test_names_change_on_an_ssd_that_has_used_all_that_it_may(
+    pool: Pool, storage: Storage, openings: Openings
+) -> None:
+    entry = await demoted(pool, b"page", DATA)
+    storage.tier.accounts.capacity_bytes = storage.tier.accounts.used_bytes
+    change_names(pool, storage, entry)
+    await storage.history.settled()
+    assert on_ssd(pool, b"directory/page") == on_ssd(pool, b"link") == DATA
+    assert await read(openings, entry) == DATA
 
 
 async def test_attributes_are_those_that_were_set_last(pool: Pool, storage: Storage) -> None:
