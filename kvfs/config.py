@@ -145,7 +145,8 @@ def _settle(
     settled = setting.default(environment), "default"
     if name in from_file:
         settled = _parsed(setting, from_file[name], f"{path}: {name}"), f"file {path}"
-    if text := environment.get(variable):
+    text = environment.get(variable)
+    if text or (text is not None and name == "ssd"):  # who meant an SSD is not to be left without one
         settled = _parsed(setting, text, variable), f"environment {variable}"
     if (flag := flags.get(name)) is not None:
         settled = _parsed(setting, flag, f"--{name.replace('_', '-')}", UsageError), "flag"

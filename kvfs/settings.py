@@ -7,6 +7,7 @@ that says what to write instead.
 from __future__ import annotations
 
 import grp
+import math
 import os
 import pwd
 import re
@@ -20,6 +21,8 @@ from kvfs.sizes import parse_size
 
 _LARGEST_ID = 2**32 - 2
 _LONGEST_FSNAME = 200
+LEAST_IO_TIMEOUT_SECONDS = 0.1
+"""A healthy disk that is busy can take as long; the tier would be given up for nothing."""
 
 
 def _parse_pool(value: object) -> str | int:
@@ -103,9 +106,10 @@ def _parse_path(value: object) -> Path:
     return Path(os.path.abspath(text))
 
 
-def _parse_optional_path(value: object) -> str:
-    text = _parse_text(value)
-    return os.path.abspath(text) if text else ""
+def _parse_ssd(value: object) -> str:
+    if not _parse_text(value):
+        raise UsageError("an empty path is no directory: without an SSD, leave it out")
+    return str(_parse_path(value))
 
 
 def _parse_seconds(value: object) -> float:
@@ -116,9 +120,22 @@ def _parse_seconds(value: object) -> float:
         if match is None:
             raise UsageError(f"{value!r} is not a time: write seconds, or 500ms, 30s, 5m, 1h")
         number, unit = match[1], match[2] or "s"
-    if isinstance(number, bool) or not isinstance(number, str | int | float) or float(number) < 0:
+    if (
+        isinstance(number, bool)
+        or not isinstance(number, str | int | float)
+        or not 0 <= float(number) < math.inf
+    ):
         raise UsageError(f"{value!r} is not a time: write seconds, or 500ms, 30s, 5m, 1h")
     return float(number) * {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[unit]
+
+
+def _parse_io_timeout(value: object) -> float:
+    seconds = _parse_seconds(value)
+    if seconds < LEAST_IO_TIMEOUT_SECONDS:
+        raise UsageError(
+            f"{value!r} is too short for any disk: at least {LEAST_IO_TIMEOUT_SECONDS * 1000:.0f}ms"
+        )
+    return seconds
 
 
 def _parse_flag(value: object) -> bool:
@@ -156,9 +173,29 @@ def _parse_pins(value: object) -> float:
     return number
 
 
-_PLAIN_OPTIONS = ("ro", "noexec", "noatime", "allow_other", "allow_root", "default_permissions")
-_OPPOSITES = {"rw": "ro", "defaults": "ro", "exec": "noexec", "atime": "noatime", "relatime": "noatime"}
-_ALWAYS_SO = frozenset(("nosuid", "nodev", "async", "norelatime", "diratime", "nodiratime", "silent", "loud"))
+_PLAIN_OPTIONS = (
+    "ro",
+    "noexec",
+    "noatime",
+    "nosymfollow",
+    "allow_other",
+    "allow_root",
+    "default_permissions",
+)
+_OPPOSITES = {
+    "rw": "ro",
+    "defaults": "ro",
+    "exec": "noexec",
+    **dict.fromkeys(("atime", "relatime", "strictatime"), "noatime"),
+}
+#: Others of mount(8) that go with any filesystem: here they hold anyway, or have nothing to change.
+_ALWAYS_SO = frozenset(
+    (
+        *("suid", "nosuid", "dev", "nodev", "sync", "async", "dirsync", "silent", "loud", "mand", "nomand"),
+        *("norelatime", "nostrictatime", "diratime", "nodiratime", "lazytime", "nolazytime"),
+        *("iversion", "noiversion"),
+    )
+)
 _FOR_OTHERS = frozenset(("auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "owner", "group"))
 _FOR_OTHERS_PREFIXES = ("x-", "X-", "user=", "comment=")
 
@@ -243,7 +280,7 @@ SETTINGS = (
     Setting("pin_percent", ("pin_percent",), _parse_pins, lambda _: 25.0),
     Setting("protected_percent", ("protected_percent",), _parse_percent, lambda _: 100.0),
     Setting("keep", ("keep",), _parse_flag, lambda _: False),
-    Setting("ssd", ("ssd",), _parse_optional_path, lambda _: ""),
+    Setting("ssd", ("ssd",), _parse_ssd, lambda _: ""),
     Setting("ssd_capacity", ("ssd_capacity_bytes",), _parse_pool, lambda _: "90%"),
     Setting(
         "ssd_read_path", ("ssd_read_path",), _choice("auto", "cufile", "uring", "direct"), lambda _: "auto"
@@ -251,7 +288,7 @@ SETTINGS = (
     Setting("ssd_write_policy", ("ssd_write_policy",), _choice("all", "reuse"), lambda _: "all"),
     Setting("ssd_write_delay", ("ssd_write_delay_seconds",), _parse_seconds, lambda _: 30.0),
     Setting("settle", ("settle_seconds",), _parse_seconds, lambda _: 1.0),
-    Setting("io_timeout", ("io_timeout_seconds",), _parse_seconds, lambda _: 30.0),
+    Setting("io_timeout", ("io_timeout_seconds",), _parse_io_timeout, lambda _: 30.0),
     Setting("flush_timeout", ("flush_timeout_seconds",), _parse_seconds, lambda _: 60.0),
     Setting("discard_incompatible", ("discard_incompatible",), _parse_flag, lambda _: False),
     Setting("log_level", ("log_level",), _choice("debug", "info", "warning", "error"), lambda _: "info"),

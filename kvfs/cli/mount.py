@@ -96,7 +96,7 @@ END_DEADLINE_SECONDS = 10.0
     help="How long a page may be in DRAM only: what is removed by then is never written. [30s]",
 )
 @click.option("--settle", metavar="TIME", help="How long a page is in DRAM only at least: temporaries. [1s]")
-@click.option("--io-timeout", metavar="TIME", help="How long a read waits for the SSD. [30s]")
+@click.option("--io-timeout", metavar="TIME", help="How long a read waits for the SSD, at least 100ms. [30s]")
 @click.option(
     "--flush-timeout", metavar="TIME", help="How long unmounting may copy what the SSD has not yet. [60s]"
 )

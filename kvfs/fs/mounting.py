@@ -19,7 +19,12 @@ SUBTYPE = "kvfs"
 READ_AHEAD_KIB = 1024
 """Read-ahead of the mount. The kernel's 128 KiB make small requests where the daemon moves the bytes."""
 
-_FLAGS = {"ro": syscalls.MS_RDONLY, "noexec": syscalls.MS_NOEXEC, "noatime": syscalls.MS_NOATIME}
+_FLAGS = {
+    "ro": syscalls.MS_RDONLY,
+    "noexec": syscalls.MS_NOEXEC,
+    "noatime": syscalls.MS_NOATIME,
+    "nosymfollow": syscalls.MS_NOSYMFOLLOW,
+}
 _FUSE_OPTIONS = frozenset(("allow_other", "default_permissions"))
 
 

@@ -136,6 +136,16 @@ def test_a_line_in_fstab(machine: Machine) -> None:
     assert machine.shown("FSTYPE") == ["fuse.kvfs"]
 
 
+def test_options_that_go_with_any_filesystem(machine: Machine) -> None:
+    ignored = "suid,dev,sync,dirsync,strictatime,lazytime,diratime,iversion"
+    machine.mount(
+        "-t", "kvfs", "kvfs", machine.path, "-o", f"{ignored},nosymfollow,noexec,pool=900%,pool=64M"
+    )
+    [options] = machine.shown("OPTIONS")
+    assert {"nosuid", "nodev", "noexec", "nosymfollow"} <= set(options.split(","))
+    machine.umount()
+
+
 def test_an_ssd_has_everything_when_it_is_unmounted(machine: Machine) -> None:
     disk = machine.base / "disk"
     machine.mount("-t", "kvfs", "kvfs", machine.path, "-o", f"pool=64M,settle=1h,ssd={disk}")

@@ -54,6 +54,17 @@ def test_an_empty_variable_and_an_absent_flag_count_as_not_given(file: Path) -> 
     assert config.origins["pool_bytes"] == config.origins["keep"] == "default"
 
 
+def test_an_empty_path_of_an_ssd_is_not_taken_for_no_ssd(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^KVFS_SSD: an empty path is no directory"):
+        load(file, environment={"KVFS_SSD": ""})
+
+
+def test_delays_may_be_none_at_all(file: Path) -> None:
+    config = load(file, {"settle": "0", "ssd_write_delay": "0s", "flush_timeout": "0", "io_timeout": "100ms"})
+    assert config.settle_seconds == config.ssd_write_delay_seconds == config.flush_timeout_seconds == 0
+    assert config.io_timeout_seconds == 0.1
+
+
 def test_a_mount_may_have_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the place of the host's; a file that is named takes the place of both."""
     (tmp_path / "kvfs").mkdir()
@@ -107,7 +118,11 @@ def test_owners(file: Path, text: str, ids: tuple[int, int]) -> None:
         ("protected_percent", "nan", "--protected-percent: .*from 0 to 100"),
         ("ssd_write_policy", "some", "--ssd-write-policy: 'some' is none of all, reuse"),
         ("ssd_write_delay", "soon", "--ssd-write-delay: 'soon' is not a time"),
+        ("settle", "inf", "--settle: 'inf' is not a time"),
+        ("io_timeout", "0", "--io-timeout: '0' is too short for any disk: at least 100ms"),
+        ("io_timeout", "99ms", "--io-timeout: '99ms' is too short for any disk: at least 100ms"),
         ("state_dir", "", "--state-dir: .*empty path"),
+        ("ssd", "", "--ssd: an empty path is no directory: without an SSD, leave it out"),
         ("options", "ro,quick", "--options: .*'quick' is unknown"),
         ("options", "fsname=", "--options: .*write fsname=NAME"),
         ("options", "fsname=one\ntwo", r"--options: .*'fsname=one\\ntwo': write fsname=NAME"),
@@ -138,6 +153,10 @@ def test_a_wrong_variable_is_named(file: Path) -> None:
         ("keep = 'perhaps'", "keep: 'perhaps' is neither yes nor no: write true or false"),
         ("keep = 1", "keep: 1 is neither yes nor no: write true or false"),
         ("hugepages = true", "hugepages: True must be text"),
+        ("settle = nan", "settle: nan is not a time"),
+        ("io_timeout = inf", "io_timeout: inf is not a time"),
+        ("io_timeout = 0.05", "io_timeout: 0.05 is too short"),
+        ("ssd = ''", "ssd: an empty path is no directory"),
         ("reserve_percent = [5]", r"reserve_percent: \[5\] is not a percentage"),
     ],
 )
@@ -193,7 +212,9 @@ def test_mount_options() -> None:
     assert parse_mount_options(["allow_other", "fsname=a,fsname=b"]) == ("allow_other", "fsname=b")
     assert parse_mount_options("") == ()
     assert parse_mount_options("noexec,exec,noatime,atime,user=alice,users,comment=mine") == ()
-    for wrong in ("sync", "suid", "uid=5", "fsname=", "allow_other,allow_root"):
+    everywhere = "suid,dev,sync,async,dirsync,strictatime,lazytime,relatime,diratime,iversion,nomand,silent"
+    assert parse_mount_options(f"noatime,{everywhere},nosymfollow") == ("nosymfollow",)
+    for wrong in ("size=1G", "context=a", "uid=5", "fsname=", "allow_other,allow_root"):
         with pytest.raises(UsageError, match=wrong.split(",")[0]):
             parse_mount_options(wrong)
 

@@ -45,8 +45,8 @@ def test_options_become_settings(text: str, settings: dict[str, Any]) -> None:
         ("pool", "'pool' needs a value"),
         ("config", "'config' needs a value"),
         ("foreground", "'foreground' is unknown"),
-        ("suid", "'suid' is unknown"),
-        ("sync", "'sync' is unknown"),
+        ("uid=5", "'uid=5' is unknown"),
+        ("context=a", "'context=a' is unknown"),
         ("options=ro", "'options=ro' is unknown"),
     ],
 )
