@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
@@ -9,14 +10,19 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from kvfs.errors import NotWanted, TierFull
+from kvfs.errors import NotWanted, TierFailed, TierFull
 from kvfs.index import STORED, Entry
+from kvfs.sizes import format_count
 from kvfs.storage.described import RESIDENT
 from kvfs.tiers.ssd_accounts import Reservation
 
 if TYPE_CHECKING:
     from kvfs.storage.storage import Storage
 
+log = logging.getLogger("kvfs.storage.space")
+
+INTERVAL = 1.0
+"""Seconds between two looks at whether the SSD is within its capacity, which ask it nothing."""
 LEAST_EVICTED = 16 << 20
 """Bytes: making a little more room than is asked for saves asking the disk for each page."""
 LEAST_AT_ONCE = 1 << 20
@@ -47,6 +53,33 @@ class Space:
             except TierFull as error:
                 await self._make(max(error.missing_bytes, 1), error.missing_inodes, page)
             return tier.reserve(size)
+
+    async def run(self) -> None:
+        """Keeps the SSD within its capacity, for as long as the mount serves: that may be less than at the
+        mount before, and directories grow beyond it."""
+        storage = self._storage
+        await storage.walked.wait()
+        while not storage.history.is_lost:
+            if storage.is_following and storage.tier.accounts.excess_bytes:
+                await self._shrink()
+            await trio.sleep(INTERVAL)
+
+    async def _shrink(self) -> None:
+        storage = self._storage
+        async with self._lock:
+            excess, freed, victims = storage.tier.accounts.excess_bytes, 0, list[Entry]()
+            for entry in self._coldest_first():
+                if freed >= excess:
+                    break
+                if self._may_go(entry):
+                    freed += entry.size
+                    victims.append(entry)
+            for entry in victims:
+                self._evict(entry)
+            if victims:
+                log.info("evicted %s: above the capacity of the SSD", format_count(len(victims), "page"))
+            with suppress(TierFailed):  # what is evicted now goes as soon as the disk follows
+                await storage.history.caught_up()
 
     async def make(self, missing_bytes: int, missing_inodes: int, page: Entry) -> None:
         """Evicts for a page of DRAM what is worth less: pages that are only here, the coldest first, and then

@@ -118,6 +118,7 @@ class Storage:
         self.walk.begin(nursery)
         nursery.start_soon(self._note_uses)
         nursery.start_soon(self.place.run)
+        nursery.start_soon(self.space.run)
         nursery.start_soon(self.directory_times.run)
         nursery.start_soon(self.wear.run)
 

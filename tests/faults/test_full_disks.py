@@ -162,3 +162,46 @@ def test_ten_thousand_refusals_of_a_full_disk_are_a_line_a_second(base: Path) ->
         lines = mount.log[len(before) :].splitlines()
         assert len(lines) <= seconds + 2, lines[:20]
         assert path.read_bytes() == b"9999" * 100
+
+
+def test_a_lowered_capacity_costs_the_coldest_pages_and_no_other(base: Path) -> None:
+    """What is above it goes after the walk; what is left changes its name as ever."""
+    with small_disk(base, "ext4", 256) as disk:
+        with serving(base, disk) as mount:
+            (mount.path / "old").mkdir()
+            for number in range(60):
+                mount.store_cold(f"old/{number:03}", number)
+        with serving(base, disk, "--ssd-capacity", "70M", number=2) as mount:
+            wait_until(lambda: disk_usage(disk / "kvfs") <= 70 * MIB, 20, "the SSD is within its capacity")
+            (mount.path / "new").mkdir()
+            left = sorted((mount.path / "old").iterdir())
+            assert 30 <= len(left) <= 35
+            assert left[-1].name == "059"
+            for path in left:
+                path.rename(mount.path / "new" / path.name)
+            mount.wait_stored()
+            for path in left:
+                assert reads(mount.path / "new" / path.name, int(path.name))
+            assert "can never have" not in mount.log
+            assert mount.status()["misses"] == {}
+
+
+def test_names_change_on_a_disk_that_others_have_filled(base: Path) -> None:
+    """The coldest pages make room for directories and names, and no page goes that was not one of them."""
+    with small_disk(base, "ext4", 256) as disk:
+        with serving(base, disk) as mount:
+            for number in range(20):
+                mount.store_cold(f"{number:03}", number)
+            fill_up(disk)
+            for number in range(10, 20):
+                directory = mount.path / f"directory-{number}"
+                directory.mkdir()
+                (mount.path / f"{number:03}").rename(directory / ("n" * 200))
+            mount.wait_stored()
+            assert not mount.is_troubled()
+            there = [path.exists() for path in (mount.path / f"{number:03}" for number in range(10))]
+            assert there[-5:] == [True] * 5
+        with serving(base, disk, number=2) as mount:
+            for number in range(10, 20):
+                assert reads(mount.path / f"directory-{number}" / ("n" * 200), number)
+            assert not (mount.path / "019").exists()

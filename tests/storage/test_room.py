@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from kvfs.pool import Pool
 from kvfs.storage.storage import Storage
@@ -48,3 +49,20 @@ async def test_an_ssd_smaller_than_dram_adds_to_it(pool: Pool, storage: Storage)
     assert occupied <= used(pool) < occupied + NEAR
     room = pool.room()
     assert room.used_bytes + room.free_bytes == room.total_bytes
+
+
+async def test_what_is_above_a_lowered_capacity_goes_at_once(pool: Pool, storage: Storage) -> None:
+    entries = []
+    for number in range(8):
+        entries.append(await page(pool, b"%d" % number, pattern(4 * MIB, number)))
+        await storage.demotions.finish()
+        await empty_dram(pool)
+    accounts = storage.tier.accounts
+    await pool.lifetimes.pin(entries[0])
+    accounts.capacity_bytes = 18 * MIB
+    with trio.fail_after(20):
+        await wait_until(lambda: not accounts.excess_bytes)
+        await storage.history.settled()
+    assert [entry.parent is not None for entry in entries] == [True, *[False] * 4, *[True] * 3]
+    assert accounts.used_bytes <= 18 * MIB
+    assert storage.space.evictions == 4
