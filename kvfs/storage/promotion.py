@@ -29,6 +29,8 @@ log = logging.getLogger("kvfs.storage.promotion")
 
 READERS = 4
 """Pages that are read at once."""
+ATTEMPTS = 8
+"""How often room is made for a page that writers take before it is used."""
 
 
 def _fill(read: Copy, source: int, target: int, size: int) -> Digest:
@@ -106,10 +108,9 @@ class Promotions:
     async def _fill(self, entry: Entry, opened: OpenedPage) -> None:
         pool = self._storage.pool
         size = opened.status.st_size
-        await pool.evictor.require(size)
         temporary, target = self._create_temporary()
         try:
-            digest = await self._copy(opened.fd, target, size)
+            digest = await self._copy_with_room(opened.fd, target, size)
             step("promote.copied")
             if entry.state != STORED or entry.parent is None:
                 return
@@ -133,8 +134,18 @@ class Promotions:
             with suppress(FileExistsError), pool.directories.unseen(pool.index.root):
                 return temporary, pool.tier.create(temporary)
 
+    async def _copy_with_room(self, source: int, target: int, size: int) -> Digest:
+        """Raises OutOfRoom where no room can be made, or writers take it again and again; else as `_copy`."""
+        for _ in range(ATTEMPTS - 1):
+            await self._storage.pool.evictor.require(size)
+            with suppress(OutOfRoom):
+                return await self._copy(source, target, size)
+        await self._storage.pool.evictor.require(size)
+        return await self._copy(source, target, size)
+
     async def _copy(self, source: int, target: int, size: int) -> Digest:
-        """The bytes, and their digest. Raises TimedOut, and OSError where the disk fails."""
+        """The bytes, and their digest. Raises OutOfRoom where DRAM is full, TimedOut, and OSError where the
+        disk fails."""
         storage = self._storage
         job = storage.jobs.new(lambda one, other: _fill(storage.read, one, other, size), source, target)
         try:

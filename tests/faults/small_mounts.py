@@ -23,10 +23,12 @@ def data(number: int) -> bytes:
 class Mount(KvfsMount):
     """A small pool on a disk of a test's own."""
 
-    def __init__(self, base: Path, disk: Path, *arguments: str, number: int = 1) -> None:
+    def __init__(
+        self, base: Path, disk: Path, *arguments: str, number: int = 1, pool_bytes: int = 64 * MIB
+    ) -> None:
         ssd = ("--ssd", str(disk / "kvfs"), "--ssd-capacity", "200M", "--ssd-read-path", "direct")
         super().__init__(
-            *(base / f"mount-{number}", 64 * MIB),
+            *(base / f"mount-{number}", pool_bytes),
             *(*ssd, "--settle", "0s", "--ssd-write-delay", "0s"),
             *("--io-timeout", f"{IO_TIMEOUT}s", "--flush-timeout", "2s"),
             *arguments,
@@ -63,10 +65,12 @@ class Mount(KvfsMount):
 
 
 @contextlib.contextmanager
-def serving(base: Path, disk: Path, *arguments: str, number: int = 1) -> Iterator[Mount]:
+def serving(
+    base: Path, disk: Path, *arguments: str, number: int = 1, pool_bytes: int = 64 * MIB
+) -> Iterator[Mount]:
     """A mount that must end in order, and in whose log no bug may show. ``number`` tells it from others on
     the same disk."""
-    with Mount(base, disk, *arguments, number=number) as mount:
+    with Mount(base, disk, *arguments, number=number, pool_bytes=pool_bytes) as mount:
         yield mount
         log = mount.log
         mount.umount()

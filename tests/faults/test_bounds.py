@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,52 @@ def peak_bytes(pid: int) -> int:
     """The most memory that a process has had, its mappings of files aside."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return (int(fields["VmHWM"].split()[0]) - int(fields["RssFile"].split()[0])) << 10
+
+
+def test_a_full_pool_is_no_failure_of_the_ssd(base: Path) -> None:
+    """One writer takes most of DRAM again and again, four readers ask for pages of the SSD meanwhile: none
+    hears of anything but ENOSPC."""
+    with serving(base, base, pool_bytes=48 * MIB) as mount:
+        paths = [mount.path / f"{number:02}" for number in range(20)]
+        for number, path in enumerate(paths):
+            path.write_bytes(data(number) * 2)
+        wait_sealed(*paths, seconds=60)
+        mount.wait_stored()
+        end, failures, served = time.monotonic() + 8, list[str](), list[int]()
+
+        def write() -> None:
+            while time.monotonic() < end:
+                try:
+                    (mount.path / "writer").write_bytes(bytes(40 * MIB))
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EFBIG):
+                        failures.append(f"writer: {error}")
+                (mount.path / "writer").unlink(missing_ok=True)
+
+        def read(reader: int) -> None:
+            chance = random.Random(reader)
+            while time.monotonic() < end:
+                number = chance.randrange(len(paths))
+                try:
+                    content = paths[number].read_bytes()
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        failures.append(f"{paths[number]}: {error}")
+                    continue
+                served.append(number)
+                if content != data(number) * 2:
+                    failures.append(f"{paths[number]}: {len(content)} other bytes")
+
+        threads = [threading.Thread(target=write)]
+        threads += [threading.Thread(target=read, args=(reader,)) for reader in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures[:5]
+        assert len(served) > 20
+        assert "SSD tier fails" not in mount.log
+        assert not mount.is_troubled()
 
 
 def test_forty_readers_and_eight_writers_share_a_small_pool(base: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from kvfs.errors import OutOfRoom
@@ -10,6 +13,7 @@ from kvfs.opening import Openings
 from kvfs.page import DIGEST
 from kvfs.pool import Pool
 from kvfs.storage import promotion
+from kvfs.syscalls import fallocate
 from kvfs.tiers.dram import DramTier
 from tests.pool import files
 from tests.pool.files import pattern, read
@@ -33,11 +37,11 @@ async def test_a_file_may_have_the_name_that_a_fetch_would_take(pool: Pool, open
 async def test_a_pool_that_is_full_is_no_failure_of_the_disk(
     pool: Pool, openings: Openings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer took what was made free for the page."""
+    """A writer took what was made free for the page, again and again."""
     entry = await demoted(pool, b"page", OLD)
 
     def refuse(_fd: int, _mode: int, _offset: int, _size: int) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr(promotion, "fallocate", refuse)
@@ -46,6 +50,22 @@ async def test_a_pool_that_is_full_is_no_failure_of_the_disk(
     assert pool.storage is not None
     assert not pool.storage.health.is_failed
     assert await read(openings, entry) == OLD
+
+
+async def test_a_fetch_makes_room_again_where_a_writer_was_faster(
+    pool: Pool, openings: Openings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = await demoted(pool, b"page", OLD)
+    refusals = [errno.ENOSPC] * (promotion.ATTEMPTS - 1)
+
+    def refuse(fd: int, mode: int, offset: int, size: int) -> None:
+        if refusals:
+            raise OSError(refusals[-1], os.strerror(refusals.pop()))
+        fallocate(fd, mode, offset, size)
+
+    monkeypatch.setattr(promotion, "fallocate", refuse)
+    assert await read(openings, entry) == OLD
+    assert not refusals
 
 
 async def test_a_page_that_dram_has_no_room_to_describe_stays_on_the_ssd(
