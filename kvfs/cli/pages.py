@@ -40,6 +40,7 @@ _AHEAD = 256
 _LEFT = (numbers.ENOENT, numbers.ESTALE, numbers.ENOTDIR)
 _DAEMON_GONE = (numbers.ENOTCONN, numbers.ECONNABORTED)
 _WORDS = {numbers.ETIMEDOUT: "the SSD does not answer", numbers.EROFS: "the mount is read-only"}
+_KINDS = {stat.S_IFIFO: "it is a fifo", stat.S_IFSOCK: "it is a socket"}
 
 Answer = TypeVar("Answer")
 
@@ -62,26 +63,37 @@ def has_left(error: OSError) -> bool:
 
 
 def mount_of(text: str) -> tuple[Path, str]:
-    """The kvfs mount that a path is on, and the path without symlinks.
+    """The kvfs mount that a path is on, and the path without symlinks, of a file or a directory.
 
-    Raises UsageError where there is nothing, NotMounted where it is on another filesystem or the daemon is
-    gone, NotPermitted, and DaemonFailed where nobody answers.
+    Raises UsageError where there is nothing or what is no page, NotMounted where it is on another filesystem
+    or the daemon is gone, NotPermitted, and DaemonFailed where nobody answers.
     """
     if not text:
         raise UsageError("the path is empty: name a file or directory on a mount of kvfs")
     try:
-        path = answer_within(ANSWER_DEADLINE_SECONDS, partial(os.path.realpath, text, strict=True))
+        found = answer_within(ANSWER_DEADLINE_SECONDS, partial(_find, text))
     except OSError as error:
         raise _unreachable(text, error) from None
-    if path is None:
+    if found is None:
         raise DaemonFailed(f"{shown(text)}: no answer within {ANSWER_DEADLINE_SECONDS:g} s")
+    path, mode = found
     entry = max(
         (entry for entry in mounts.read_mountinfo() if Path(path).is_relative_to(entry.mountpoint)),
         key=lambda entry: (len(entry.mountpoint.parts), entry.mount_id),
     )
     if entry.fstype != mounts.FSTYPE:
         raise NotMounted(f"{shown(text)} is on {entry.fstype}, not on a mount of kvfs")
+    if os.fsencode(os.path.relpath(path, entry.mountpoint)).startswith(page.RESERVED):
+        raise UsageError(f"{shown(text)} is no page: it is how the mount tells of itself")
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UsageError(f"{shown(text)} is no page: {_KINDS.get(stat.S_IFMT(mode), 'it is a device')}")
     return entry.mountpoint, path
+
+
+def _find(text: str) -> tuple[str, int]:
+    """The path without symlinks, and the mode of what is there."""
+    path = os.path.realpath(text, strict=True)
+    return path, os.lstat(path).st_mode
 
 
 def _unreachable(text: str, error: OSError) -> KvfsError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,7 +197,6 @@ def test_paths_that_make_no_sense(mount: Mount, tmp_path: Path) -> None:
         (("prefetch", tmp_path), NOT_MOUNTED, "not on a mount of kvfs"),
         (("verify", mount.path / "pages"), NOT_MOUNTED, "nothing is mounted at"),
         (("gc", tmp_path), NOT_MOUNTED, "nothing is mounted at"),
-        (("evict", mount.path / ".kvfs/status"), NOT_PERMITTED, "could not be evicted"),
     ):
         ended = run_kvfs(*arguments)
         assert ended.returncode == code, ended
@@ -220,3 +220,22 @@ def test_a_mount_whose_daemon_is_gone(make_mount: MakeMount) -> None:
         assert ended.returncode == NOT_MOUNTED, ended
         assert len(ended.stderr.splitlines()) == 1
         assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("verb", ["evict", "prefetch", "pin", "unpin"])
+def test_what_is_no_page_is_called_what_it_is(mount: Mount, verb: str) -> None:
+    fifo, socket_path = mount.path / "fifo", mount.path / "socket"
+    os.mkfifo(fifo)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(socket_path))
+    own = "it is how the mount tells of itself"
+    for path, reason in (
+        (fifo, "it is a fifo"),
+        (socket_path, "it is a socket"),
+        (mount.path / ".kvfs/status", own),
+        (mount.path / ".kvfs", own),
+    ):
+        ended = mount.run(verb, path)
+        told = f"kvfs: {path} is no page: {reason}\n"
+        assert (ended.returncode, ended.stdout, ended.stderr) == (USAGE, "", told)
+    assert mount.run(verb, mount.path).returncode == OK, "below a directory they are passed over"
