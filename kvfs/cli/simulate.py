@@ -38,7 +38,7 @@ def _parse_sizes(context: click.Context, parameter: click.Parameter, text: str |
 
 
 @click.command("simulate", short_help="Replay a trace: hit rates by policy and pool size.")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("name", metavar="TRACE")
 @click.option(
     "--pool-blocks",
     "sizes",
@@ -56,30 +56,29 @@ def _parse_sizes(context: click.Context, parameter: click.Parameter, text: str |
     help="What to replay: `default` is what a mount runs, `optimum` knows the future. May be given again.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Write a picture. Needs matplotlib."
-)
+@click.option("--plot", metavar="FILE.png", help="Write a picture. Needs matplotlib.")
 def command(
-    trace: Path, sizes: list[int] | None, policies: Sequence[str], as_json: bool, plot: Path | None
+    name: str, sizes: list[int] | None, policies: Sequence[str], as_json: bool, plot: str | None
 ) -> None:
     """Replay the requests of TRACE and print the share of blocks found, by policy and pool size.
 
-    TRACE has a line of JSON for each request: {"hash_ids": [0, 1, 2]} names the blocks of its prompt from the
-    head on; other fields do not matter. Equal numbers are equal prefixes. A block is found if it and all
-    before it are in the pool; then the request uses all its blocks, and those that were not there come in.
+    TRACE, a file or "-" for standard input, has a line of JSON for each request: {"hash_ids": [0, 1, 2]}
+    names the blocks of its prompt from the head on; other fields do not matter. Equal numbers are equal
+    prefixes. A block is found if it and all before it are in the pool; then the request uses all its blocks,
+    and those that were not there come in.
     "2nd half" counts the later half of the requests only, for which the pool is warm.
 
     It needs no mount, and `default` is the very code that a mount runs.
     """
     from kvfs.simulation.plot import bars, require_plot, write_plot
 
-    if plot is not None:
-        require_plot(plot)
+    trace = Path("/dev/stdin" if name == "-" else name)
+    picture = None if plot is None else require_plot(plot)
     requests = _read(trace)
     names = NAMES if ALL in policies else [name for name in NAMES if name in policies]
     outcomes = _replay_all(requests, names, sizes or _sweep(requests))
-    if plot is not None:
-        write_plot(outcomes, trace.name, plot)
+    if picture is not None:
+        write_plot(outcomes, trace.name, picture)
     if as_json:
         print(json.dumps(_as_json(trace, requests, outcomes), indent=2))
         return
@@ -88,7 +87,7 @@ def command(
         f"{format_count(requests.references, 'block')}, {requests.distinct} of them distinct"
     )
     _print_table(outcomes)
-    if len({outcome.pool_blocks for outcome in outcomes}) > 1 and plot is None:
+    if len({outcome.pool_blocks for outcome in outcomes}) > 1 and picture is None:
         print("", *bars(outcomes), sep="\n")
 
 

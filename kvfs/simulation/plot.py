@@ -16,17 +16,19 @@ _WIDTH = 50
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def require_plot(path: Path) -> None:
-    """Before long work is done for it: raises UsageError for a file that no picture can be written to, and
-    Unavailable where matplotlib is not installed."""
+def require_plot(text: str) -> Path:
+    """The file that a picture can be written to; before long work is done for it. Raises UsageError for one
+    that cannot be, and Unavailable where matplotlib is not installed."""
+    path = Path(text)
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"--plot writes {', '.join(SUFFIXES)} files, by their name: not {path}")
+        raise UsageError(f"--plot writes {', '.join(SUFFIXES)} files, by their name: not {text!r}")
     if not path.parent.is_dir():
         raise UsageError(f"--plot cannot write {path}: there is no directory {path.parent}")
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
         raise Unavailable("--plot needs matplotlib: pip install 'kvfs[plot]'") from None
+    return path
 
 
 def write_plot(outcomes: Sequence[Outcome], title: str, path: Path) -> None:

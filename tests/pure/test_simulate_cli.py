@@ -107,7 +107,8 @@ def test_a_sweep_over_pool_sizes_is_drawn(run: Run, tmp_path: Path) -> None:
         (["--pool-blocks", ""], 2, "not ''"),
         (["--pool-blocks", "9" * 5000], 2, "from 1 on"),
         (["--policy", "lfu"], 2, "'lfu' is not one of 'default', 'lru'"),
-        (["--plot", "x.gif"], 2, "--plot writes .png, .svg, .pdf files, by their name: not x.gif"),
+        (["--plot", "x.gif"], 2, "--plot writes .png, .svg, .pdf files, by their name: not 'x.gif'"),
+        (["--plot", ""], 2, "--plot writes .png, .svg, .pdf files, by their name: not ''"),
         (["--plot", "/nowhere/x.png"], 2, "there is no directory /nowhere"),
     ],
 )
@@ -119,6 +120,19 @@ def test_wrong_arguments_are_one_line(
     assert message in err
     assert len(err.splitlines()) == 1
     assert len(err) < 300
+
+
+def test_a_trace_may_come_from_standard_input(trace: Path) -> None:
+    command = [sys.executable, "-m", "kvfs", "simulate", "--policy", "lru", "--pool-blocks", "3"]
+    from_file = subprocess.run([*command, trace], capture_output=True, text=True, check=True, timeout=60)
+    piped = subprocess.run(
+        [*command, "-"], input=trace.read_text(), capture_output=True, text=True, check=True, timeout=60
+    )
+    with trace.open() as lines:
+        redirected = subprocess.run(
+            [*command, "-"], stdin=lines, capture_output=True, text=True, check=True, timeout=60
+        )
+    assert piped.stdout == redirected.stdout == from_file.stdout.replace(str(trace), "/dev/stdin")
 
 
 def test_an_unreadable_trace_is_one_line(run: Run, tmp_path: Path) -> None:
