@@ -159,7 +159,6 @@ def _ssd_lines(ssd: dict[str, Any] | None) -> list[tuple[str, str]]:
         return []
     used, capacity = ssd["used_bytes"], ssd["capacity_bytes"]
     last_day, a_day = format_size(ssd["written_last_day_bytes"]), format_size(ssd["written_a_day_bytes"])
-    never_read = {age: pages["bytes"] for age, pages in ssd["never_read"].items() if pages["pages"]}
     return [
         (
             "SSD",
@@ -174,14 +173,21 @@ def _ssd_lines(ssd: dict[str, Any] | None) -> list[tuple[str, str]]:
             f"{format_size(ssd['read_bytes'])} read by {ssd['read_path']}; "
             f"{ssd['evictions']} evictions, {format_size(ssd['evicted_bytes'])}",
         ),
-        (
-            "SSD, never read",
-            ", ".join(f"{format_size(size)} {_AGES[age]}" for age, size in never_read.items()) or "0 B",
-        ),
+        ("SSD, never read", _never_read(ssd)),
     ]
 
 
 _AGES = {"<1h": "within the hour", "<1d": "since a day", "<7d": "since a week", "older": "for longer"}
+
+
+def _never_read(ssd: dict[str, Any]) -> str:
+    """Bytes by age, as they were counted last: that is done once in a while."""
+    counted = ssd["never_read_counted_seconds_ago"]
+    if counted is None:
+        return "not counted yet"
+    ages = {age: pages["bytes"] for age, pages in ssd["never_read"].items() if pages["pages"]}
+    sizes = ", ".join(f"{format_size(size)} {_AGES[age]}" for age, size in ages.items()) or "0 B"
+    return f"{sizes}, as of {format_duration(counted)} ago"
 
 
 def _left_out(reasons: dict[str, dict[str, int]]) -> str:

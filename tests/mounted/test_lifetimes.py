@@ -95,6 +95,9 @@ def test_more_than_the_budget_is_refused_before_anything_is_pinned(mount: Mount)
 
 def test_only_owners_and_root_decide(mount: Mount) -> None:
     page = mount.fill()[0]
+    page.chmod(0o644)
+    for name in (PIN, TTL):
+        assert errno_as_user(lambda: os.setxattr(page, name, b"1")) == errno.EACCES  # noqa: B023
     page.chmod(0o666)
     for name, value in ((PIN, b"1"), (TTL, b"1h")):
         assert errno_as_user(lambda: os.setxattr(page, name, value)) == errno.EPERM  # noqa: B023

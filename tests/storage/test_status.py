@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,7 +19,7 @@ from kvfs.policy.admission import Admission
 from kvfs.pool import Pool
 from kvfs.storage.storage import Storage
 from kvfs.storage.unstored import NOT_REUSED
-from kvfs.storage.wear import DAY, HOUR, LastDay
+from kvfs.storage.wear import DAY, HOUR, LastDay, Wear
 from tests.pool.files import MIB, page, pattern, read, wait_until
 from tests.storage.disks import stored
 
@@ -50,7 +51,7 @@ async def test_the_ssd_is_told_of(pool: Pool, storage: Storage, openings: Openin
     values = {name.strip(): value.strip() for name, value in lines.items()}
     assert "; 0 B not there yet; left out: 3.0 MiB not-reused" in values["SSD"]
     assert values["SSD traffic"].startswith("3.0 MiB written (3.0 MiB in the last day, ")
-    assert values["SSD, never read"] == "1.0 MiB within the hour"
+    assert re.fullmatch(r"1\.0 MiB within the hour, as of \S+ m?s ago", values["SSD, never read"])
     assert values["ssd_write_delay_seconds"] == "30.0 (default)"
     families = text_string_to_metric_families(Metrics(status).text().decode())
     samples = {
@@ -63,6 +64,11 @@ async def test_the_ssd_is_told_of(pool: Pool, storage: Storage, openings: Openin
     assert samples["kvfs_ssd_never_read_bytes", "older"] == 0
     assert samples["kvfs_ssd_written_bytes_per_day", ""] > 0
     assert samples["kvfs_tier_written_bytes_total", "ssd"] == 3 * MIB
+
+
+async def test_what_was_not_counted_yet_is_told_as_such(storage: Storage, status: Status) -> None:
+    storage.wear = Wear(storage)
+    assert "SSD, never read:    not counted yet\n" in status.text()
 
 
 def test_the_last_day_is_the_last_24_hours() -> None:
