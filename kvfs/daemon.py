@@ -191,8 +191,9 @@ class Daemon:
         with trio.move_on_after(self._config.flush_timeout_seconds):
             await storage.demotions.finish()
             self._is_flushed = True
-            return
-        log.warning("%d pages are not on the SSD: unmounting took too long", len(storage.demotions.unstored))
+        if missing := storage.missing():
+            log.warning("%s", missing)
+            self._state.report(missing)
 
     async def _start(self, status: Status, ready: int | None) -> None:
         """Brings the pool to its size, then tells that the mount answers, once it does."""

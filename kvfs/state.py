@@ -9,7 +9,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from kvfs.settings import default_state_dir
 LOG_LIMIT_BYTES = 1 << 20
 
 _FLOCK = struct.Struct("hhqqi")  # l_type, l_whence, l_start, l_len, l_pid
-_FILES = ("config.json", "config.json.new", "daemon.log", "keep", "lock")
+_FILES = ("config.json", "config.json.new", "daemon.log", "keep", "lock", "report")
 
 
 class StateDirectory:
@@ -177,6 +177,32 @@ class StateDirectory:
         except FileNotFoundError:
             return False
         return True
+
+    @contextmanager
+    def listening(self) -> Iterator[Callable[[], str]]:
+        """Around the end of the daemon, which may take this directory away: a call says what it has reported
+        by then. Nothing is heard of a daemon of somebody else."""
+        path = self.path / "report"
+        try:
+            owner = self.path.stat()
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except (FileNotFoundError, PermissionError):
+            yield str
+            return
+        with open(fd, encoding="utf-8") as file:
+            if not os.geteuid():  # the daemon may be that of a user
+                os.fchown(fd, owner.st_uid, owner.st_gid)
+            try:
+                yield file.read
+            finally:
+                path.unlink(missing_ok=True)
+
+    def report(self, line: str) -> None:
+        """Tells who listens what they must know of the end of the daemon."""
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(self.path / "report", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with open(fd, "w", encoding="utf-8") as file:
+                file.write(line + "\n")
 
     def write_config(self, config: Config) -> None:
         """Notes what the daemon runs with, whole or not at all."""

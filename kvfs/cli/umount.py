@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno as numbers
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -65,6 +66,13 @@ def _take_down(
     mountpoint: Path, state: StateDirectory, server: Server | None, lazy: bool, keep: bool
 ) -> None:
     """Unmounts what lives, and waits until its daemon has ended."""
+    with state.listening() as report:
+        _unmount(mountpoint, state, server, lazy, keep)
+        for line in report().splitlines():
+            print(f"kvfs: warning: {line}", file=sys.stderr)
+
+
+def _unmount(mountpoint: Path, state: StateDirectory, server: Server | None, lazy: bool, keep: bool) -> None:
     entry = require_mount(mountpoint)
     config = state.read_config()
     deadline = END_DEADLINE_SECONDS + (

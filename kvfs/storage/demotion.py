@@ -31,7 +31,6 @@ from kvfs.errors import (
 from kvfs.index import Entry
 from kvfs.page import DIGEST, Digest
 from kvfs.policy.admission import Admission
-from kvfs.sizes import format_count
 from kvfs.storage.copying import AT_ONCE, Copying
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.unstored import COLD, NOT_REUSED, NOT_STORABLE, Unstored
@@ -188,8 +187,6 @@ class Demotions:
         self.health.succeeded()  # asked once more, whatever happened before
         await self.copy_all(self.unstored.waiting())
         await self.copy_all(self._warmest())
-        if left := len(self.unstored):
-            log.warning("%s in DRAM only: the SSD tier did not take them", format_count(left, "page"))
         self._storage.note_all_uses()
         await self._storage.history.settled()
 

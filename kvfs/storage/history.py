@@ -59,6 +59,10 @@ class Step(NamedTuple):
     changes: Sequence[bytes] = ()
 
 
+def _is_change(step: Step) -> bool:
+    return bool(step.moves or step.changes)
+
+
 class NoHistory:
     """Of a pool without an SSD tier."""
 
@@ -110,6 +114,7 @@ class History(NoHistory):
         self.failure = ""
         """Why the SSD does not do what it is told; empty while it does."""
         self.is_lost = False
+        self._lost = 0
         self._busy_since = math.inf
         """When the batch under way was begun."""
         self._begun = trio.Event()
@@ -120,6 +125,10 @@ class History(NoHistory):
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    def count(self) -> int:
+        """How many changes of names and attributes wait, or were lost when the SSD was given up."""
+        return self._lost + sum(map(_is_change, self._steps))
 
     def append(
         self,
@@ -133,12 +142,13 @@ class History(NoHistory):
         Without ``done`` a step is tried again after every error but those that say that the SSD can never
         have what it is about."""
         if self.is_lost:
+            self._lost += bool(moves or changes)
             if done is not None:
                 done(NotStorable("the SSD tier was given up"))
             return
         if len(self._steps) >= LONGEST:
             self.give_up(f"{LONGEST} changes wait for the SSD tier, which does not answer: {self.failure}")
-            self.append(work, done)
+            self.append(work, done, moves=moves, changes=changes)
             return
         self._steps.append(Step(work, done, moves, changes))
         self._moves.update(moves)
@@ -149,7 +159,7 @@ class History(NoHistory):
         """Nothing is done any more; what waits is told so. Nothing happens the second time."""
         if self.is_lost:
             return
-        self.is_lost, self.failure = True, reason
+        self.is_lost, self.failure, self._lost = True, reason, self.count()
         while self._steps:
             done = self._take().done
             if done is not None:

@@ -21,6 +21,7 @@ from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
 from kvfs.page import OWNER, PIN, TTL, USER, Digest
 from kvfs.policy import LeastRecentlyUsed
 from kvfs.policy.admission import Admission, WritePolicy
+from kvfs.sizes import format_count
 from kvfs.storage.demotion import Demotions
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.directory_times import DirectoryTimes
@@ -367,6 +368,17 @@ class Storage:
     def give_up(self, reason: str) -> None:
         """The SSD can never catch up: what is only there is lost, and it is not used until the next mount."""
         self.history.give_up(reason)
+
+    def missing(self) -> str:
+        """At the end of the mount: one line on what did not reach the SSD; "" where all did."""
+        changes, pages = self.history.count(), len(self.demotions.unstored)
+        if not changes and not pages:
+            return ""
+        reason = self.history.failure or self.demotions.health.statistics().reason or self.place.problem
+        return (
+            f"{format_count(changes, 'change')} and {format_count(pages, 'new page')} did not reach the SSD "
+            f"({reason or 'there was no time or no room'}): the next mount finds there what it had before"
+        )
 
     def _lose(self, reason: str) -> None:
         self._log.warning("given-up", f"the SSD tier is given up until the next mount: {reason}")

@@ -194,6 +194,29 @@ def test_a_disk_that_turns_read_only_serves_what_it_has(base: Path) -> None:
         assert (mount.path / "elsewhere").read_bytes() == data(2)
 
 
+def test_unmounting_says_what_a_read_only_disk_did_not_take(base: Path) -> None:
+    with small_disk(base, "ext4", 256) as disk:
+        with Mount(base, disk) as mount:
+            mount.store("written-anew", 1)
+            mount.store("moved", 2)
+            hold_read_only(disk)
+            try:
+                (mount.path / "written-anew").write_bytes(data(3))
+                (mount.path / "moved").rename(mount.path / "elsewhere")
+                wait_sealed(mount.path / "written-anew")
+                ended = mount.try_umount()
+            finally:
+                remount(disk, "rw")
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr == (
+            "kvfs: warning: 2 changes and 1 new page did not reach the SSD (Read-only file system): "
+            "the next mount finds there what it had before\n"
+        )
+        with serving(base, disk, number=2) as mount:
+            assert reads(mount.path / "written-anew", 1)
+            assert reads(mount.path / "moved", 2)
+
+
 def fails_at_once(path: Path) -> bool:
     question = Question(path)
     question.join()

@@ -134,7 +134,7 @@ async def test_one_page_that_cannot_be_stored_keeps_no_other_from_it(
 async def test_what_was_refused_is_tried_once_more_at_the_end(
     pool: Pool, storage: Storage, expect_log: LogGuard
 ) -> None:
-    expect_log("takes no pages|was not copied|did not take")
+    expect_log("takes no pages|was not copied")
     disk = Refusing(storage, _os_error(errno.EIO))
     entry = await page(pool, b"page", OLD)
     await wait_until(lambda: bool(storage.demotions.failures))
