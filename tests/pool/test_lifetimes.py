@@ -120,6 +120,19 @@ async def test_a_draft_is_pinned_once_it_is_a_page(pool: Pool, expect_log: LogGu
     assert PIN not in pool.tier.list_attributes(b"large")
 
 
+async def test_a_page_that_grows_beyond_the_budget_loses_its_pin(
+    pool: Pool, openings: Openings, expect_log: LogGuard
+) -> None:
+    entry = await page(pool, b"page", DATA)
+    await pool.lifetimes.pin(entry)
+    expect_log("page is pinned no longer")
+    await rewrite(openings, entry, pattern(BUDGET + 1))
+    await settled(pool)
+    assert entry.state == SEALED
+    assert not pool.lifetimes.is_pinned(entry)
+    assert pool.lifetimes.pinned_bytes == 0
+
+
 async def test_a_pin_is_of_the_file_as_long_as_it_lives(
     pool: Pool, openings: Openings, short_retry: None
 ) -> None:
