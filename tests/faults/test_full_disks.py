@@ -199,6 +199,7 @@ def test_names_change_on_a_disk_that_others_have_filled(base: Path) -> None:
                 (mount.path / f"{number:03}").rename(directory / ("n" * 200))
             mount.wait_stored()
             assert not mount.is_troubled()
+            assert 0 < mount.tier("ssd")["evictions"] <= 5
             there = [path.exists() for path in (mount.path / f"{number:03}" for number in range(10))]
             assert there[-5:] == [True] * 5
         with serving(base, disk, number=2) as mount:
