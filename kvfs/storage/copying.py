@@ -199,6 +199,8 @@ class Copying:
         if entry.stored != token:  # rewritten or removed since, which the history has undone
             return False
         if error is not None:
+            if written.is_named:  # but not by all: nobody would remove the others with the page
+                storage.forget_names(entry)
             entry.stored = None
             return error
         entry.stored = RESIDENT

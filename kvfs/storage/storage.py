@@ -224,9 +224,13 @@ class Storage:
             self.rewritten.add(entry)
         if entry.stored is None:
             return
+        self.forget_names(entry)
+        entry.stored = None
+
+    def forget_names(self, entry: Entry) -> None:
+        """All that the SSD has under the names of a page goes."""
         for parent, name in entry.names():
             self.history.unlink(parent.child_path(name))
-        entry.stored = None
 
     async def read_attribute(self, entry: Entry, name: str) -> bytes:
         """An attribute of a page that is only here. Raises AttributeMissing, TimedOut."""

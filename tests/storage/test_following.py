@@ -208,6 +208,21 @@ async def test_nobody_waits_for_a_copy_that_cannot_get_its_name(
     assert storage.demotions.written == 1
 
 
+async def test_a_copy_that_gets_one_of_two_names_goes(
+    pool: Pool, storage: Storage, monkeypatch: pytest.MonkeyPatch, expect_log: LogGuard
+) -> None:
+    expect_log("was not copied")
+    storage.demotions.unstored.settle_seconds = 1000
+    entry = await page(pool, b"page", DATA)
+    pool.names.link(entry, pool.index.root, b"link")
+    refuse(monkeypatch, storage, "_link_over", errno.ENOSPC)
+    assert not await storage.demotions.copy(entry)
+    pool.remove_everywhere(entry)
+    await storage.history.settled()
+    assert on_ssd(pool, b"page") is None
+    assert on_ssd(pool, b"link") is None
+
+
 async def test_what_is_removed_before_its_copy_has_a_name_never_appears(
     pool: Pool, storage: Storage, monkeypatch: pytest.MonkeyPatch, expect_log: LogGuard
 ) -> None:
