@@ -113,7 +113,8 @@ class SsdBase(Tier):
         finally:
             for status in (os.fstat(directory.fd) for directory in directories):
                 self._account(before.pop(status.st_ino, status), status)
-            self.accounts.filesystem = super().room()
+            with contextlib.suppress(OSError):  # the names have changed, and whoever stores asks again
+                self.accounts.filesystem = super().room()
 
     def _account(self, old: os.stat_result, new: os.stat_result) -> None:
         if old.st_blocks != new.st_blocks:
@@ -179,8 +180,8 @@ class SsdBase(Tier):
         self._account(before, os.fstat(fd))
 
     def _unbind(self, fd: int, gone: int, add: tuple[int, ...] = ()) -> None:
-        """What had a name has lost it. That is done and may not fail any more: who tried again would take
-        the file for one that was never there. A binding too many binds to nothing."""
+        """A file has lost a name, or did not get it. That is done and may not fail any more: who tried again
+        would take the file for one that was never there. A binding too many binds to nothing."""
         with contextlib.suppress(OSError, NotStorable):
             self._bind(fd, add, drop=(gone,))
 
@@ -217,8 +218,7 @@ class SsdBase(Tier):
                 yield descriptors
             except (OSError, NotStorable):
                 for fd, (_, new) in zip(descriptors, bindings, strict=True):
-                    with contextlib.suppress(OSError):
-                        self._bind(fd, drop=(new,))
+                    self._unbind(fd, new)
                 raise
             self._step("moved")
             for fd, (old, new) in zip(descriptors, bindings, strict=True):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from kvfs import syscalls
 from kvfs.errors import AttributeMissing, NotStorable
 from kvfs.page import OWNER
 from kvfs.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
 from kvfs.tiers import ssd_following as following
+from kvfs.tiers.attributes import Target
 from kvfs.tiers.ssd import SsdTier
 from tests.tiers.ssds import DIRECTORY, attach, check_accounts, named, pages, read, scan, store, write
 
@@ -58,6 +61,46 @@ def test_a_directory_moves_with_all_that_is_below(tier: SsdTier) -> None:
     store(tier, b"a/b/page", b"new")
     assert following.rename(tier, b"x", b"a/b/x")
     assert len(content(tier)) == 21
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("flags", [0, RENAME_EXCHANGE])
+def test_a_change_that_is_done_does_not_fail_any_more(
+    tier: SsdTier, monkeypatch: pytest.MonkeyPatch, number: int, flags: int
+) -> None:
+    """Who is told of a failure tries again, and would find that the old name was never there."""
+    store(tier, b"page", b"1")
+    store(tier, b"other", b"2")
+    assert following.link(tier, b"other", b"link")
+    bind = tier.records.bind
+
+    def refuse(target: Target, add: tuple[int, ...] = (), drop: tuple[int, ...] = ()) -> None:
+        if drop:
+            raise OSError(number, os.strerror(number))
+        bind(target, add, drop)
+
+    monkeypatch.setattr(tier.records, "bind", refuse)
+    assert following.rename(tier, b"page", b"other", flags)
+    assert following.unlink(tier, b"link")
+    assert content(tier) == ({b"other": b"1", b"page": b"2"} if flags else {b"other": b"1"})
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_rename_that_fails_leaves_the_page_under_its_old_name(
+    tier: SsdTier, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store(tier, b"page", b"content")
+
+    def refuse(*_arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(syscalls, "renameat2", refuse)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            following.rename(tier, b"page", b"other")
+    assert content(tier) == {b"page": b"content"}
+    assert following.rename(tier, b"page", b"other")
+    assert content(tier) == {b"other": b"content"}
 
 
 def test_two_names_are_exchanged(tier: SsdTier) -> None:
