@@ -56,15 +56,19 @@ static bool is_late(const struct search *search) { return now_ms() - search->sin
 
 void misses_searched(struct misses *misses, uint32_t task, uint64_t parent, const char *name, size_t length) {
     struct search *searches = misses->searches[task % CHANNEL_TASKS];
+    uint64_t hash = name_hash(parent, name, length);
     size_t last = 0; /* the place that the earlier ones move up to */
     if (is_temporary(name))
         return;
+    for (struct search *search = searches; search < searches + CHANNEL_SEARCHES; search++)
+        if (search->waits && search->task == task && search->name == hash && !is_late(search))
+            return; /* of a name that it knew and that is gone, the kernel asks twice */
     while (searches[last].waits && last < CHANNEL_SEARCHES - 1)
         last++;
     if (searches[last].waits)
         settle(misses, &searches[last]);
     memmove(searches + 1, searches, last * sizeof *searches);
-    searches[0] = (struct search){name_hash(parent, name, length), now_ms(), task, true};
+    searches[0] = (struct search){hash, now_ms(), task, true};
 }
 
 void misses_made(struct misses *misses, uint32_t task, uint64_t parent, const char *name, size_t length) {

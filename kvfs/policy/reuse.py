@@ -45,6 +45,9 @@ from kvfs.policy.victims import Victims
 _PLAIN = unused_class(PLAIN, 0)
 _IN_CHAIN = unused_class(KNOWN, 0)
 
+GRACE = 16
+"""Of so many pages one may be new and leaves after all others: who stores a page expects to find it."""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatistics:
@@ -320,7 +323,7 @@ class ExpectedReuse(Generic[AnyPage]):
         chain. Between two steps anything may happen to the order; what is used after the start is not given.
         """
         slots = self._slots
-        look = Victims(slots, self._learner.hazards)
+        look = Victims(slots, self._learner.hazards, self._large // GRACE)
         try:
             while slot := look.next_of(ORPHANS):
                 yield from self._give(look, slot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 from typing import Generic, NamedTuple
 
@@ -28,10 +29,12 @@ class Victims(Generic[AnyPage]):
     does with one, and `end` in the end. What is still there and untouched then was passed over: it is given
     no more in this look, and what comes before it in its chain neither, until `held` is asked for."""
 
-    __slots__ = ("_all", "_hazards", "_passed", "_protected", "_queue", "_slots", "_start")
+    __slots__ = ("_all", "_grace", "_hazards", "_passed", "_protected", "_queue", "_slots", "_start")
 
-    def __init__(self, slots: Slots[AnyPage], hazards: Hazards) -> None:
+    def __init__(self, slots: Slots[AnyPage], hazards: Hazards, grace: int) -> None:
+        """What is new, less than ``grace`` uses of pages old, leaves after all others."""
         self._slots = slots
+        self._grace = grace
         self._hazards = hazards
         self._start = slots.clock
         self._passed: list[int] = []
@@ -57,7 +60,9 @@ class Victims(Generic[AnyPage]):
 
     def _rank_page(self, queue: int, slot: int) -> Ranked:
         age = self._slots.age(slot)
-        return self._hazards.worth(queue, age), -age, queue, slot
+        has_grace = age < self._grace and self._slots.uses[slot] == 1
+        worth = math.inf if has_grace else self._hazards.worth(queue, age)
+        return worth, -age, queue, slot
 
     def next(self, protected_first: bool) -> int:
         """The page that is worth least, of those that were used again first if asked so; NO_SLOT at last."""

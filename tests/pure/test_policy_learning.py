@@ -169,6 +169,26 @@ def test_a_scan_does_not_wash_the_hot_pages_away() -> None:
     assert hit_rate(DefaultPolicy, requests, 100) > 0.7 * most
 
 
+def test_a_new_page_stays_for_a_while() -> None:
+    """However little those are worth that are never used again: who stores a page expects to find it."""
+    order: ExpectedReuse[Page] = ExpectedReuse(key_of=lambda page: page.key)
+    hot = [Page(number, number) for number in range(1, 97)]
+    for page in (*hot, *hot * 200):
+        (order.touch if page in order else order.add)(page)
+    numbers = itertools.count(97)
+    new: list[Page] = []
+    for key in range(1000, 1600):
+        page = Page(next(numbers), key)
+        order.add(page)
+        new.append(page)
+        if len(order) > 128:
+            order.remove(next(order.victims()), evicted=True)
+        if key % 4 == 0:
+            order.use_together(hot)
+        assert all(page in order for page in new[-7:])
+    assert all(page in order for page in hot)
+
+
 def test_of_a_loop_larger_than_the_pool_a_part_stays() -> None:
     requests = [[block] for _ in range(60) for block in range(400)]
     assert hit_rate(Lru, requests, 200) == 0
