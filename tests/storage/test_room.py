@@ -43,7 +43,7 @@ async def test_an_ssd_smaller_than_dram_adds_to_it(pool: Pool, storage: Storage)
     assert pool.room().total_bytes == dram + storage.tier.room().total_bytes
     for number in range(5):
         await page(pool, b"%d" % number, pattern(6 * MIB, number))
-    await storage.demotions.finish()
+        await storage.demotions.finish()  # one by one: together they would want more room than there is
     occupied = sum(pool.status(entry).st_blocks * 512 for entry in pool.index.root.children.values())
     assert occupied == 30 * MIB
     assert occupied <= used(pool) < occupied + NEAR
