@@ -181,6 +181,17 @@ def ask_each(
             yield answer
 
 
+def sizes_of(files: Iterable[File], look: Callable[[str], int], failures: Failures) -> list[tuple[File, int]]:
+    """The files that a verb is about, each with its size in bytes; ``look`` gives -1 for others."""
+    found = []
+    for path, size in ask_each(files, look):
+        if isinstance(size, OSError):
+            failures.note(path, size)
+        elif size >= 0:
+            found.append((File(path), size))
+    return found
+
+
 def _answer(ask: Callable[[str], Answer], path: str) -> Answer | OSError:
     try:
         return ask(path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from kvfs.cli.control import read_status
-from kvfs.cli.pages import PIN, Failures, File, ask_each, files_below, mount_of, progress, request
+from kvfs.cli.pages import PIN, Failures, File, ask_each, files_below, mount_of, progress, request, sizes_of
 from kvfs.errors import TooManyPins
 from kvfs.sizes import format_count, format_size
 
@@ -61,13 +61,7 @@ def _look(files: Iterable[File], failures: Failures) -> list[tuple[File, int]]:
             return os.lstat(path).st_size
         return -1
 
-    found = []
-    for path, size in ask_each(files, look):
-        if isinstance(size, OSError):
-            failures.note(path, size)
-        elif size >= 0:
-            found.append((File(path), size))
-    return found
+    return sizes_of(files, look, failures)
 
 
 def _require_budget(mountpoint: Path, size: int) -> None:

@@ -19,6 +19,7 @@ from kvfs.cli.pages import (
     files_below,
     mount_of,
     progress,
+    sizes_of,
 )
 from kvfs.errors import UsageError
 from kvfs.sizes import format_count, format_size
@@ -60,13 +61,7 @@ def _look(files: Iterable[File], failures: Failures) -> list[tuple[File, int]]:
     def look(path: str) -> int:
         return os.lstat(path).st_size if os.getxattr(path, TIER) != b"dram" else -1
 
-    found = []
-    for path, size in ask_each(files, look):
-        if isinstance(size, OSError):
-            failures.note(path, size)
-        elif size >= 0:
-            found.append((File(path), size))
-    return found
+    return sizes_of(files, look, failures)
 
 
 def _require_room(mountpoint: Path, size: int) -> None:

@@ -11,6 +11,7 @@ from kvfs.pool import Pool
 from kvfs.storage.storage import Storage
 from kvfs.tiers.dram import DramTier
 from kvfs.tiers.ssd import SsdTier
+from kvfs.verification import Verifier
 from tests.pool.checks import check_pool
 from tests.pool.conftest import (  # noqa: F401
     ROOT_OWNER,
@@ -64,3 +65,8 @@ def pool(tier: DramTier, ssd: SsdTier, face: KernelFace) -> Iterator[Pool]:  # n
 def storage(pool: Pool) -> Storage:
     assert pool.storage is not None
     return pool.storage
+
+
+@pytest.fixture
+def verifier(pool: Pool) -> Verifier:
+    return Verifier(pool)

@@ -37,11 +37,6 @@ from tests.storage.damage import (
 from tests.storage.disks import demoted, empty_dram, on_ssd, stored
 
 
-@pytest.fixture
-def verifier(pool: Pool) -> Verifier:
-    return Verifier(pool)
-
-
 @damages
 async def test_what_is_damaged_in_dram_is_served_from_the_ssd(
     pool: Pool, storage: Storage, verifier: Verifier, expect_log: LogGuard, damage: Damage, reason: str

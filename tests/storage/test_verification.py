@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 from kvfs.copies.direct import DirectCopier
 from kvfs.opening import Openings
 from kvfs.page import Digest
@@ -28,11 +26,6 @@ from tests.storage.damage import (
     remove_ssd,
 )
 from tests.storage.disks import demoted, stored
-
-
-@pytest.fixture
-def verifier(pool: Pool) -> Verifier:
-    return Verifier(pool)
 
 
 async def test_whole_pages(pool: Pool, storage: Storage, verifier: Verifier) -> None:
