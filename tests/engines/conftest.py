@@ -17,6 +17,7 @@ from tests.engines.running import Engines
 from tests.engines.vllm_engine import Output, Vllm
 from tests.mounted.running import scratch_directory
 
+SHARED_MEMORY = Path("/dev/shm")
 OpenCache = Callable[..., PlainCache]
 
 
@@ -32,8 +33,13 @@ def scratch() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def engines(scratch: Path) -> Engines:
-    return Engines(scratch)
+def engines(scratch: Path) -> Iterator[Engines]:
+    before = set(SHARED_MEMORY.iterdir())
+    engines = Engines(scratch)
+    yield engines
+    for left in set(SHARED_MEMORY.glob("vllm_offload_*")) - before:  # by a vLLM that was killed
+        if left.stat().st_uid == engines.user.uid:
+            left.unlink()
 
 
 @pytest.fixture
