@@ -1,0 +1,1 @@
+"""What connects inference engines to a mount."""
