@@ -1,12 +1,12 @@
 """Which part of a prompt can be restored from the pages that are present: rules, without I/O.
 
-A model has one or more KV groups: layers that keep the same kind of state. A page of a group is what it keeps
-of ``page_tokens`` tokens in a row; pages are numbered from the start of the prompt. A boundary is a number of
-tokens after which an engine can go on as if it had computed all before. It is legal for a group if the pages are
-there that the group needs to go on: every page for full attention (and MLA), those that reach back as far as the
-window for a sliding window, and the one that ends at the boundary for a recurrent or convolution state, which is
-a checkpoint and worth nothing at any other place. It is legal for a model if it is legal for every group, and for
-an engine of several ranks if it is legal on each of them.
+A model has one or more KV groups: layers that keep the same kind of state. A page of a group is what it
+keeps of ``page_tokens`` tokens in a row; pages are numbered from the start of the prompt. A boundary is a
+number of tokens after which an engine can go on as if it had computed all before. It is legal for a group
+if the pages are there that the group needs to go on: every page for full attention (and MLA), those that
+reach back as far as the window for a sliding window, and the one that ends at the boundary for a recurrent
+or convolution state, which is a checkpoint and worth nothing at any other place. It is legal for a model if
+it is legal for every group, and for an engine of several ranks if it is legal on each of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Group:
     def pages_needed(self, start: int, boundary: int) -> range:
         """The pages to restore for ``boundary``, by an engine that has the tokens before ``start`` itself.
 
-        A page that holds ``start`` in its middle is needed whole. ``boundary``: a multiple of ``page_tokens``.
+        A page with ``start`` in its middle is needed whole. ``boundary``: a multiple of ``page_tokens``.
         """
         if boundary % self.page_tokens:
             raise ValueError(f"{boundary} tokens are no whole number of pages of {self.page_tokens}")
