@@ -249,6 +249,11 @@ class NotStorable(NotSupported):
     taken by something that is not ours."""
 
 
+class IncompleteIdentity(UsageError):
+    """What an engine caches cannot be named: a field of its manifest is missing or impossible, or a file of
+    its model cannot be read."""
+
+
 def means_no_room(error: OSError) -> bool:
     """Whether a filesystem is full, or the quota of who writes."""
     return error.errno in (numbers.ENOSPC, numbers.EDQUOT)
