@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 from collections.abc import Iterator
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """What tests start is to obey Ctrl-C, also where a shell put the run into the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class LogGuard(logging.Handler):
