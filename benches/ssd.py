@@ -187,14 +187,13 @@ def shown(rows: Iterable[Row]) -> Iterator[Row]:
 
 def title(directory: Path, copies: Copies) -> str:
     """What was measured, and on what."""
-    device = os.stat(directory).st_dev
-    name = f"{os.major(device)}:{os.minor(device)}"
-    entry = next(entry for entry in mounts.read_mountinfo() if entry.device == name)
+    entry = mounts.filesystem_with(os.stat(directory).st_dev)
     used = copies.statistics()
     path = f"{used.path} ({used.mode})" if used.mode else used.path
     machine = f"{os.cpu_count()} processors, Linux {platform.release()}"
     at_once = f"{READERS} promoted or {WRITERS} demoted at once"
-    return f"Pages by {path} on {entry.fstype} on {entry.source}, {at_once}, {machine}"
+    disk = f"{entry.fstype} on {entry.source}" if entry else "a disk"
+    return f"Pages by {path} on {disk}, {at_once}, {machine}"
 
 
 def main() -> int:

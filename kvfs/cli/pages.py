@@ -80,9 +80,11 @@ def mount_of(text: str) -> tuple[Path, str]:
     entry = max(
         (entry for entry in mounts.read_mountinfo() if Path(path).is_relative_to(entry.mountpoint)),
         key=lambda entry: (len(entry.mountpoint.parts), entry.mount_id),
+        default=None,  # below a changed root, which need not be a mount itself
     )
-    if entry.fstype != mounts.FSTYPE:
-        raise NotMounted(f"{shown(text)} is on {entry.fstype}, not on a mount of kvfs")
+    if entry is None or entry.fstype != mounts.FSTYPE:
+        filesystem = "another filesystem" if entry is None else entry.fstype
+        raise NotMounted(f"{shown(text)} is on {filesystem}, not on a mount of kvfs")
     if os.fsencode(os.path.relpath(path, entry.mountpoint)).startswith(page.RESERVED):
         raise UsageError(f"{shown(text)} is no page: it is how the mount tells of itself")
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):

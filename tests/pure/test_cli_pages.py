@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfs import mounts
 from kvfs.cli.pages import Failures, File, ask_each, ask_once, files_below, mount_of, shown
 from kvfs.errors import KvfsError, NotMounted, NotPermitted, UsageError
 
@@ -106,6 +107,13 @@ def test_where_a_path_lies() -> None:
         mount_of("/nowhere/at all")
     with pytest.raises(NotMounted, match="/proc/self/status is on proc"):
         mount_of("/proc/self/status")
+
+
+def test_below_a_root_that_is_no_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As chroot makes it: the list of mounts then has nothing that the path is on."""
+    monkeypatch.setattr(mounts, "read_mountinfo", list)
+    with pytest.raises(NotMounted, match="is on another filesystem, not on a mount of kvfs"):
+        mount_of(str(tmp_path))
 
 
 def test_any_name_is_shown_on_one_line() -> None:
