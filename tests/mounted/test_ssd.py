@@ -182,7 +182,8 @@ def test_what_is_removed_in_time_is_never_written(base: Path) -> None:
 def test_with_reuse_only_what_is_asked_for_again_is_written(base: Path) -> None:
     with mounted(base, "--ssd-write-delay", "0s", "--ssd-write-policy", "reuse") as mount:
         paths = fill(mount, 4)
-        wait_until(lambda: "not-reused" in mount.status()["tiers"]["ssd"]["left_out"], 10, "it is decided")
+        left_out_pages = {"not-reused": {"pages": 4, "bytes": 4 * SIZE}}
+        wait_until(lambda: mount.status()["tiers"]["ssd"]["left_out"] == left_out_pages, 10, "all is decided")
         assert paths[1].read_bytes() == data(1)
         (mount.path / "pages/temporary").write_bytes(data(9))
         (mount.path / "pages/temporary").rename(paths[2])
