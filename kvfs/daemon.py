@@ -83,6 +83,7 @@ class Daemon:
             pin_percent=config.pin_percent,
             protected_percent=config.protected_percent,
             idle_limit=min(MAX_IDLE_PAGES, max(64, descriptors // 4)),
+            idle_limit_without_ids=max(64, descriptors // 2),
         )
         if ssd is not None:
             copies = choose(config.ssd_read_path, ssd.root_fd, direct=ssd.direct)

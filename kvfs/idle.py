@@ -22,11 +22,13 @@ class IdlePages:
 
     Up to ``limit`` of them keep their descriptor, the hottest ones. Beyond, a page keeps its backing id
     alone, and the channel a description of its file: a few hundred bytes of the kernel's, and no descriptor.
+    Where there are no ids, since the kernel has no passthrough, ``limit_without_ids`` pages keep theirs.
     """
 
-    def __init__(self, tier: Tier, limit: int) -> None:
+    def __init__(self, tier: Tier, limit: int, limit_without_ids: int) -> None:
         self.face: Face = NoFace()
         self.limit = limit
+        self.limit_without_ids = limit_without_ids
         self.ready = 0
         """Pages with a backing id and no descriptor."""
         self._tier = tier
@@ -39,7 +41,9 @@ class IdlePages:
         """Keeps an entry ready; takes the descriptors of the coldest ones beyond the limit."""
         self._idle[entry] = None
         self._idle.move_to_end(entry)
-        self._shrink(self.limit, attempts=8)
+        holding = entry.holding
+        has_id = holding is not None and holding.backing_id > 0
+        self._shrink(self.limit if has_id else self.limit_without_ids, attempts=8)
 
     def give_up_descriptors(self) -> None:
         """Closes every descriptor that nobody uses now."""

@@ -64,6 +64,7 @@ class Pool:
         pin_percent: float = 25.0,
         protected_percent: float = 100.0,
         idle_limit: int = 4096,
+        idle_limit_without_ids: int = 4096,
     ) -> None:
         self.tier = tier
         self.index = Index(owner)
@@ -76,7 +77,7 @@ class Pool:
         self.history = NoHistory()
         """Who is told of changes of names, so that the SSD follows; with an SSD, a `History`."""
         self.storage: Storage | None = None
-        self.idle = IdlePages(tier, idle_limit)
+        self.idle = IdlePages(tier, idle_limit, idle_limit_without_ids)
         self.directories = BusyDirectories(tier)
         self.names = Naming(self)
         self.evictor = Evictor(self, reserve_percent)

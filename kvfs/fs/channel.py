@@ -27,7 +27,7 @@ KILLED_HANDLE = 1 << 62
 UNFLUSHED_HANDLE = 1 << 61
 """Added to the handle of a RELEASE whose program never closed a descriptor: it ended inside open."""
 
-WANTED_DESCRIPTORS = 1 << 17
+WANTED_DESCRIPTORS = 1 << 18
 TABLE_SIZE = 1 << 24
 """Entries that the table can hold. Memory is used only for those that were ever open."""
 
