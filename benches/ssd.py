@@ -9,7 +9,7 @@ Promoting: programs ask a mount for pages that only the SSD has, until all are i
 their digests. Demoting: they ask it to evict pages that only DRAM has. Copying up and down is the part of it
 that moves the bytes, and computes the digest, without a mount: some pages at once, as a mount does it. fio
 only reads or writes one file, with O_DIRECT and one job, in requests of a page's size, the better of iodepth
-1 and 8.
+1 and 8. At last a mount starts with many small pages on its SSD.
 
 Files stay until the end: for half a minute after files were deleted, ext4 takes a millisecond to make one.
 
@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benches.measure import MIB, Row, buffer_of, print_table, write_fully
+from benches.restart import measure_restarts
 from benches.ssd_mount import MountedPages, measure_hits, mount_with_ssd
 from kvfs import mounts, syscalls
 from kvfs.copies.choosing import READ_PATHS, Copies, choose
@@ -220,6 +221,7 @@ def main() -> int:
             place.mkdir()
             sides = Sides(place, dram, copies, size, buffer_of(size))
             rows += shown(measure(sides, MountedPages(mount, size, sides.content, WORKING_SET)))
+        rows += shown(measure_restarts(base, Path(made) / "restart"))
         print_table(title(place, copies), rows, arguments.form or "table")
     return int(any(row.verdict == "MISS" for row in rows))
 
