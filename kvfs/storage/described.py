@@ -29,6 +29,12 @@ def with_times(packed: bytes, atime_ns: int, mtime_ns: int) -> bytes:
     return pack(size, blocks, atime_ns, mtime_ns)
 
 
+def mtime_ns(packed: bytes) -> int:
+    """In nanoseconds since 1970."""
+    modified: int = _FIELDS.unpack(packed)[3]
+    return modified
+
+
 def status_of(packed: bytes, owner: Owner, links: int) -> os.stat_result:
     """As stat(2) would tell it."""
     size, blocks, atime_ns, mtime_ns = _FIELDS.unpack(packed)
