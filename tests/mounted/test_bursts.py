@@ -12,7 +12,7 @@ import pytest
 from tests.mounted.children import start, wait
 from tests.mounted.conftest import MODES, MakeMount
 from tests.mounted.operations import pattern
-from tests.mounted.running import MIB, KvfsMount, wait_sealed
+from tests.mounted.running import MIB, KvfsMount, wait_sealed, wait_until
 
 DATA = pattern(41, MIB)
 
@@ -95,6 +95,8 @@ def test_a_size_is_given_in_a_pool_of_small_files(make_mount: MakeMount, mode: s
     mount.mount()
     for number in range(60):
         (mount.path / f"small-{number}").write_bytes(DATA)
+    # The pages that were sealed last stay for a while: no small one is to come after the large one.
+    wait_until(lambda: not mount.status()["unsealed"], 10, "the small ones are sealed")
     write(mount.path / "large", 30 * MIB)
     wait_sealed(mount.path / "large")
     assert is_whole(mount.path / "large", 30 * MIB)
