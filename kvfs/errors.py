@@ -194,6 +194,38 @@ class PageInUse(KvfsError):
     errno = numbers.EBUSY
 
 
+class WrongSize(UsageError):
+    """Memory that was given for a page has another size."""
+
+    @classmethod
+    def of(cls, key: str, size: int, given: int) -> WrongSize:
+        return cls(f"{key!r} has {size} bytes, and the memory {given}: give it memory of the same size")
+
+
+class VersionMismatch(KvfsError):
+    """The client and the daemon of a mount do not speak the same version of their protocol."""
+
+    errno = numbers.EPROTO
+
+
+class ConnectionLost(KvfsError):
+    """The daemon of a mount ended, or was restarted, while it was asked."""
+
+    errno = numbers.ECONNRESET
+
+
+class TooManyFiles(KvfsError):
+    """This process has as many files open as it may (RLIMIT_NOFILE)."""
+
+    errno = numbers.EMFILE
+
+
+class TooManyMappings(KvfsError):
+    """This process has as much mapped as the kernel allows (vm.max_map_count)."""
+
+    errno = numbers.ENOMEM
+
+
 class TimedOut(KvfsError):
     """A tier did not answer in time."""
 
@@ -254,6 +286,51 @@ class IncompleteIdentity(UsageError):
     its model cannot be read."""
 
 
+_BY_ERRNO: dict[int, type[KvfsError]] = {
+    numbers.ENOENT: NoSuchPage,
+    numbers.ENOTDIR: NoSuchPage,
+    numbers.ESTALE: NoSuchPage,
+    numbers.EACCES: NotPermitted,
+    numbers.EPERM: NotPermitted,
+    numbers.ENOSPC: OutOfRoom,
+    numbers.EDQUOT: OutOfRoom,
+    numbers.EFBIG: FileTooLarge,
+    numbers.EIO: CorruptPage,
+    numbers.ETIMEDOUT: TimedOut,
+    numbers.ENAMETOOLONG: NameTooLong,
+    numbers.EMFILE: TooManyFiles,
+    numbers.ENFILE: TooManyFiles,
+    numbers.ENOMEM: TooManyMappings,
+    numbers.ENOTCONN: NotMounted,
+    numbers.ECONNABORTED: NotMounted,
+    numbers.EBUSY: PageInUse,
+    numbers.EISDIR: UsageError,
+    numbers.EINVAL: UsageError,
+    numbers.EOPNOTSUPP: NotSupported,
+}
+
+
+def from_errno(number: int, message: str) -> KvfsError:
+    """The error of this package for a number that the kernel, or the daemon, gave; KvfsError for a number
+    without a class of its own."""
+    return _BY_ERRNO.get(number, KvfsError)(message)
+
+
+def means_absent(error: OSError) -> bool:
+    """Whether there is nothing under a name, or not any more."""
+    return error.errno in (numbers.ENOENT, numbers.ENOTDIR, numbers.ESTALE)
+
+
+def means_no_daemon(error: OSError) -> bool:
+    """Whether the daemon of a mount is gone."""
+    return error.errno in (numbers.ENOTCONN, numbers.ECONNABORTED)
+
+
+def means_no_attribute(error: OSError) -> bool:
+    """Whether a file has no attribute of the name that was asked for."""
+    return error.errno == numbers.ENODATA
+
+
 def means_no_room(error: OSError) -> bool:
     """Whether a filesystem is full, or the quota of who writes."""
     return error.errno in (numbers.ENOSPC, numbers.EDQUOT)
@@ -274,6 +351,11 @@ def means_in_the_way(error: OSError) -> bool:
         numbers.ELOOP,
         numbers.EXDEV,
     )
+
+
+def means_no_memory(error: OSError) -> bool:
+    """Whether the kernel has no memory for something, or allows no more mappings."""
+    return error.errno == numbers.ENOMEM
 
 
 def means_unsupported(error: OSError) -> bool:

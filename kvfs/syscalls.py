@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -63,6 +64,7 @@ _FSCONFIG_CMD_CREATE = 6
 _IOPRIO_WHO_PROCESS = 1
 _PROT_NONE = 0
 _PROT_READ = 1
+_PROT_WRITE = 2
 _MAP_SHARED = 0x01
 _MAP_PRIVATE = 0x02
 _MAP_FIXED = 0x10
@@ -228,6 +230,24 @@ def _configure(context: int, command: int, key: bytes | None, value: bytes | Non
     except OSError:
         raise error from None
     raise OSError(error.errno, words.removeprefix("e "))
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """Where writable memory begins in the address space of this process."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def map_over(memory: mmap.mmap, offset: int, fd: int, length: int, *, writable: bool) -> None:
+    """Puts the first ``length`` bytes of a file, shared, in the place of anonymous memory at ``offset``.
+
+    ``memory`` must be writable, ``offset`` a multiple of the size of a page of memory. Unlike ``mmap.mmap``
+    this keeps no descriptor: ``fd`` can be closed. ENOMEM where the process has as many mappings as it may.
+    Python knows nothing of it: where the file is mapped for reading only, a write is SIGSEGV.
+    """
+    start = address_of(memory) + offset
+    protection = _PROT_READ | _PROT_WRITE if writable else _PROT_READ
+    if _mmap(start, length, protection, _MAP_SHARED | _MAP_FIXED, fd, 0) == _MAP_FAILED:
+        raise _failure()
 
 
 def collapse(fd: int, length: int) -> None:
