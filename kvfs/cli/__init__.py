@@ -23,6 +23,9 @@ _VERBS = (
     "prefetch",
     "pin",
     "unpin",
+    "put",
+    "get",
+    "cat",
     "simulate",
 )
 
