@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from kvfs.errors import NoSuchPage, UsageError
+from kvfs.service.client.held_files import HeldFiles
 from kvfs.service.client.keys import Keys
-from kvfs.service.client.pages import OpenFile, Pages, Unpublished, bytes_of
+from kvfs.service.client.pages import Pages, Unpublished, bytes_of
 from kvfs.service.client.plain_files import Files, PageStat
 from kvfs.service.client.runtime import Runtime
 from kvfs.service.client.through_mount import ThroughMount
@@ -70,9 +71,9 @@ class Core:
         """Opens many pages at once, those that are there. Pages that come within ``wait_seconds``, from
         a disk or from whoever makes them, are there too."""
         files = await self._mount.open(_several(keys), wait_seconds)
-        return Pages(files, [key for key in keys if key not in files])
+        return Pages(files, [key for key in keys if key not in files.sizes])
 
-    async def create(self, sizes: Mapping[str, int]) -> tuple[dict[str, OpenFile], Unpublished, Runtime]:
+    async def create(self, sizes: Mapping[str, int]) -> tuple[HeldFiles, Unpublished, Runtime]:
         """What ``DraftBatch`` is made of. Errors as ``put``."""
         for key, size in sizes.items():
             if size < 1:

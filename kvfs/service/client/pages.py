@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from kvfs.errors import PageInUse, WrongSize
-from kvfs.service.client.mapping import MappedFiles
-from kvfs.service.client.plain_files import fill, write
+from kvfs.errors import PageInUse
+from kvfs.service.client.held_files import HeldFiles
 from kvfs.service.client.runtime import Runtime
 
 if TYPE_CHECKING:
     import torch
     from _typeshed import ReadableBuffer, WriteableBuffer
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFile:
-    """A descriptor, and the size of its file in bytes."""
-
-    descriptor: int
-    size: int
 
 
 def bytes_of(buffer: ReadableBuffer) -> memoryview:
@@ -33,74 +21,35 @@ def bytes_of(buffer: ReadableBuffer) -> memoryview:
 
 
 class Batch(Mapping[str, memoryview]):
-    """Files by key. They are mapped when the first is looked at, all at once, and their descriptors closed;
-    who only copies needs no mapping. Any thread may use it."""
+    """Files by key. All are mapped when the first is looked at; who only copies needs no mapping. Any thread
+    may use it."""
 
-    _writable = False
-
-    def __init__(self, files: Mapping[str, OpenFile], closed: Callable[[int], None] | None = None) -> None:
-        self._sizes = {key: file.size for key, file in files.items()}
-        self._descriptors = {key: file.descriptor for key, file in files.items()}
-        self._closed = closed
-        self._mapped: MappedFiles | None = None
-        self._views: dict[str, memoryview] = {}
-        self._lock = threading.Lock()
+    def __init__(self, files: HeldFiles) -> None:
+        self._files = files
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self._files.sizes)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._sizes)
+        return iter(self._files.sizes)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._sizes
-
-    def __getitem__(self, key: str) -> memoryview:
-        view = self._writable_view(key)
-        return view if self._writable else view.toreadonly()
+        return key in self._files.sizes
 
     def size(self, key: str) -> int:
         """In bytes."""
-        return self._sizes[key]
+        return self._files.sizes[key]
 
     def tensor(self, key: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The bytes of a file as a tensor of one dimension that shares its memory; of uint8 unless said
         otherwise. A page is mapped for reading only: writing to its tensor ends the process."""
         import torch
 
-        return torch.frombuffer(self._writable_view(key), dtype=dtype or torch.uint8)
-
-    def _writable_view(self, key: str) -> memoryview:
-        if key not in self._sizes:
-            raise KeyError(key)
-        with self._lock:
-            if self._mapped is None:
-                self._map()
-            return self._views[key]
+        return torch.frombuffer(self._files.view(key), dtype=dtype or torch.uint8)
 
     def map(self) -> None:
-        """Maps all files now, and closes their descriptors."""
-        with self._lock:
-            if self._mapped is None:
-                self._map()
-
-    def _map(self) -> None:
-        if len(self._descriptors) < len(self._sizes):
-            raise ValueError("the batch is closed")
-        files = list(self._descriptors.values())
-        self._mapped = MappedFiles(files, list(self._sizes.values()), writable=self._writable)
-        self._views = dict(zip(self._sizes, self._mapped.views, strict=True))
-        self._close_descriptors()
-
-    def _close_descriptors(self) -> None:
-        count = len(self._descriptors)
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
-        if count and self._closed is not None:
-            self._closed(count)
-
-    def __del__(self) -> None:
-        self._close_descriptors()
+        """Maps all files now. Raises TooManyMappings."""
+        self._files.map()
 
 
 class Pages(Batch):
@@ -110,39 +59,20 @@ class Pages(Batch):
     ``missing``, in the order in which they were asked for.
     """
 
-    def __init__(
-        self,
-        files: Mapping[str, OpenFile],
-        missing: Sequence[str],
-        closed: Callable[[int], None] | None = None,
-    ) -> None:
-        super().__init__(files, closed)
+    def __init__(self, files: HeldFiles, missing: Sequence[str]) -> None:
+        super().__init__(files)
         self.missing = tuple(missing)
 
-    def read_into(self, key: str, buffer: WriteableBuffer) -> int:
-        """Copies a page into memory of exactly its size, in bytes, which is returned. Without a mapping,
-        which costs more than it saves for bytes that are needed once. Other threads run meanwhile."""
-        target = bytes_of(buffer)
-        with self._lock:
-            descriptor = None if self._mapped is not None else os.dup(self._descriptors[key])
-        if descriptor is None:
-            view = self._views[key]
-            if view.nbytes != target.nbytes:
-                raise WrongSize.of(key, view.nbytes, target.nbytes)
-            target[:] = view
-            return target.nbytes
-        try:
-            return fill(key, descriptor, target)
-        finally:
-            os.close(descriptor)
+    def __getitem__(self, key: str) -> memoryview:
+        return self._files.view(key).toreadonly()
+
+    def read_into(self, key: str, buffer: WriteableBuffer) -> None:
+        """Copies a page into memory of exactly its size, without a mapping. Other threads run meanwhile."""
+        self._files.copy_out(key, bytes_of(buffer))
 
     def close(self) -> None:
         """Lets go of the pages. What somebody has a view of stays until that is gone."""
-        with self._lock:
-            self._views.clear()
-            self._mapped = None
-            self._close_descriptors()
-            self._sizes.clear()
+        self._files.close()
 
     def __enter__(self) -> Self:
         return self
@@ -165,67 +95,34 @@ class DraftBatch(Batch):
     """Drafts: writable memory by key, which nobody else sees. What was written to them becomes pages under
     their keys, all together, or nothing does."""
 
-    _writable = True
-
-    def __init__(
-        self,
-        files: Mapping[str, OpenFile],
-        unpublished: Unpublished,
-        runtime: Runtime,
-        closed: Callable[[int], None] | None = None,
-    ) -> None:
-        super().__init__(files, closed)
+    def __init__(self, files: HeldFiles, unpublished: Unpublished, runtime: Runtime) -> None:
+        super().__init__(files)
         self._unpublished = unpublished
         self._runtime = runtime
         self.is_open = True
 
+    def __getitem__(self, key: str) -> memoryview:
+        return self._files.view(key)
+
     def write(self, key: str, data: ReadableBuffer) -> None:
         """Copies a whole page into its draft, without a mapping: faster where the bytes lie in one piece."""
-        content = bytes_of(data)
-        if content.nbytes != self._sizes[key]:
-            raise WrongSize.of(key, content.nbytes, self._sizes[key])
-        with self._lock:
-            descriptor = None if self._mapped is not None else os.dup(self._descriptors[key])
-        if descriptor is None:
-            self._views[key][:] = content
-            return
-        try:
-            write(descriptor, content)
-        finally:
-            os.close(descriptor)
+        self._files.copy_in(key, bytes_of(data))
 
     async def _publish(self) -> None:
-        """Raises PageInUse where somebody has views or tensors of the drafts: through them the pages could
-        change later. Let go of them, and commit again."""
-        self._require_open()
-        self._let_go()
+        if not self.is_open:
+            raise ValueError("the batch was committed or aborted before: create another one")
+        try:
+            self._files.close_memory()
+        except BufferError:
+            raise PageInUse(
+                "views or tensors of the drafts are still held, through which the pages could be changed "
+                "later: delete them, then commit again"
+            ) from None
         self.is_open = False
         await self._unpublished.commit()
 
     async def _discard(self) -> None:
-        """Views of the drafts may live on; nobody will see what is written to them."""
         if self.is_open:
             self.is_open = False
-            with self._lock:
-                self._views.clear()
-                self._mapped = None
-                self._close_descriptors()
+            self._files.close()
             await self._runtime.shield(self._unpublished.abort())
-
-    def _require_open(self) -> None:
-        if not self.is_open:
-            raise ValueError("the batch was committed or aborted before: create another one")
-
-    def _let_go(self) -> None:
-        with self._lock:
-            self._close_descriptors()
-            if self._mapped is not None:
-                self._views.clear()
-                try:
-                    self._mapped.close()
-                except BufferError:
-                    raise PageInUse(
-                        "views or tensors of the drafts are still held, through which the pages could be "
-                        "changed later: delete them, then commit"
-                    ) from None
-                self._mapped = None

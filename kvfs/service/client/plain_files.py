@@ -16,7 +16,16 @@ from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from kvfs import page
-from kvfs.errors import KvfsError, NoSuchPage, WrongSize, from_errno, means_absent, means_no_attribute
+from kvfs.errors import (
+    KvfsError,
+    NoSuchPage,
+    NotMounted,
+    WrongSize,
+    from_errno,
+    means_absent,
+    means_no_attribute,
+    means_no_daemon,
+)
 from kvfs.service.client.keys import check
 
 Parameters = ParamSpec("Parameters")
@@ -70,6 +79,8 @@ class Files:
     def error(self, error: OSError, key: str) -> KvfsError:
         """What the kernel's answer means for a key."""
         text = page.shown(os.fsencode(key))
+        if means_no_daemon(error):
+            return NotMounted(f"the daemon of {self.mountpoint} is gone: kvfs mount serves its pages again")
         if means_absent(error):
             return from_errno(error.errno or 0, _ABSENT.format(text, self.mountpoint))
         return from_errno(error.errno or 0, f"{text} on {self.mountpoint}: {error.strerror}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 
 from kvfs.errors import NoSuchPage
+from kvfs.service.client.held_files import HeldFiles
 from kvfs.service.client.keys import Keys
-from kvfs.service.client.pages import OpenFile
 from kvfs.service.client.plain_files import Files, PageStat
 from kvfs.service.client.runtime import Runtime
 
@@ -28,37 +29,33 @@ class ThroughMount:
     async def match_prefix(self, keys: Keys) -> int:
         return await self._runtime.call(lambda: sum(1 for _ in takewhile(self._files.exists, keys)))
 
-    async def open(self, keys: Keys, wait_seconds: float) -> dict[str, OpenFile]:
+    async def open(self, keys: Keys, wait_seconds: float) -> HeldFiles:
         return await self._runtime.call(partial(self._open, keys))
 
-    def _open(self, keys: Keys) -> dict[str, OpenFile]:
-        found: dict[str, OpenFile] = {}
+    def _open(self, keys: Keys) -> HeldFiles:
+        found = HeldFiles(writable=False)
         try:
             for key in keys:
-                try:
+                with suppress(NoSuchPage):
                     descriptor = self._files.open(key)
-                except NoSuchPage:
-                    continue
-                found[key] = OpenFile(descriptor, os.fstat(descriptor).st_size)
+                    found.add(key, descriptor, os.fstat(descriptor).st_size)
         except BaseException:
-            for file in found.values():
-                os.close(file.descriptor)
+            found.close()
             raise
         return found
 
-    async def create(self, sizes: Mapping[str, int]) -> tuple[dict[str, OpenFile], PlainDrafts]:
+    async def create(self, sizes: Mapping[str, int]) -> tuple[HeldFiles, PlainDrafts]:
         return await self._runtime.call(partial(self._create, sizes))
 
-    def _create(self, sizes: Mapping[str, int]) -> tuple[dict[str, OpenFile], PlainDrafts]:
-        made: dict[str, OpenFile] = {}
+    def _create(self, sizes: Mapping[str, int]) -> tuple[HeldFiles, PlainDrafts]:
+        made = HeldFiles(writable=True)
         drafts = PlainDrafts(self._files, self._runtime)
         try:
             for key, size in sizes.items():
                 drafts.temporaries[key], descriptor = self._files.create(key, size)
-                made[key] = OpenFile(descriptor, size)
+                made.add(key, descriptor, size)
         except BaseException:
-            for file in made.values():
-                os.close(file.descriptor)
+            made.close()
             drafts.discard()
             raise
         return made, drafts
