@@ -40,8 +40,8 @@ from benches.ssd_mount import MountedPages, measure_hits, mount_with_ssd
 from kvfs import mounts, syscalls
 from kvfs.copies.choosing import READ_PATHS, Copies, choose
 from kvfs.page import Digest, digest_of
-from kvfs.storage.copying import WRITERS
 from kvfs.storage.promotion import READERS
+from kvfs.storage.writing import WRITERS
 from kvfs.tiers.ssd_directory import allocate
 from tests.mounted.running import raw_tmpfs, scratch_directory
 

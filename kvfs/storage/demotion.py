@@ -31,9 +31,10 @@ from kvfs.errors import (
 from kvfs.index import Entry
 from kvfs.page import DIGEST, Digest
 from kvfs.policy.admission import Admission
-from kvfs.storage.copying import AT_ONCE, Copying
+from kvfs.storage.copying import Copying
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.unstored import COLD, NOT_REUSED, NOT_STORABLE, Unstored
+from kvfs.storage.writing import AT_ONCE
 from kvfs.tiers.ssd_health import Health
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Demotions:
         self._admission = admission
         self._running: dict[Entry, trio.Event] = {}
         self._changed = trio.Event()
+        self._is_held_up = False
+        """Whether `run` waits for a page to be copied."""
         self._copying = Copying(storage)
         self._pause = FIRST_PAUSE
         self._rest_until = 0.0
@@ -140,7 +143,8 @@ class Demotions:
             self._changed = trio.Event()
             self._decide_settled()
             begin, entry = math.inf, self.unstored.first(self._running)
-            if entry is not None and len(self._running) < AT_ONCE:
+            self._is_held_up = len(self._running) >= AT_ONCE
+            if entry is not None and not self._is_held_up:
                 begin = max(self.unstored.due(entry, self._copying.bytes_per_second), self._rest())
                 if begin <= trio.current_time():
                     await nursery.start(partial(self.copy, idle=True), entry)
@@ -254,7 +258,7 @@ class Demotions:
                 self._refused(entry, error)
             return False
         finally:
-            if not is_there or self._rest_until or len(self._running) >= AT_ONCE:
+            if not is_there or self._rest_until or self._is_held_up:
                 self._changed.set()  # `run` may have something to do that it did not know of
             del self._running[entry]
             done.set()
