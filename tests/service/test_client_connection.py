@@ -48,15 +48,23 @@ class Server:
     def _serve(self) -> None:
         waiting: list[bytes] = []
         with self._socket:
-            while request := self._socket.recv(LARGEST):
-                payload = parsed(request)[1]
-                if payload == b"end":
-                    return
-                waiting.append(request)
-                if len(waiting) >= self._at_once and payload != b"wait":
+            while True:
+                try:
+                    request = self._socket.recv(LARGEST)
+                except TimeoutError:
+                    is_enough = True  # nobody else asks any more
+                else:
+                    payload = parsed(request)[1] if request else b"end"
+                    if payload == b"end":
+                        return
+                    waiting.append(request)
+                    is_enough = len(waiting) >= self._at_once and payload != b"wait"
+                if is_enough:
                     self._random.shuffle(waiting)
                     while waiting:
                         self._answer(waiting.pop())
+                is_held = bool(waiting) and parsed(waiting[-1])[1] == b"wait"
+                self._socket.settimeout(None if is_held or not waiting else 0.02)
 
     def _answer(self, request: bytes) -> None:
         payload = parsed(request)[1]

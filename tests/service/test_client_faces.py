@@ -188,6 +188,7 @@ def test_drafts_are_not_committed_under_views_of_them(run: Run) -> None:
         view = drafts["viewed"]
         view[:] = b"text"
         part = view[1:]
+        del view
         with pytest.raises(PageInUse, match="views"):
             await drafts.commit()
         part.release()

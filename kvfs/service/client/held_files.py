@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import resource
 import threading
+import weakref
 from collections.abc import Callable
 from typing import ClassVar, Final, TypeVar
 
 from kvfs.errors import WrongSize
-from kvfs.service.client.mapping import MappedFiles
+from kvfs.service.client.mapping import map_files
 from kvfs.service.client.plain_files import content_of, fill, write
 
 Result = TypeVar("Result")
@@ -34,7 +36,7 @@ class HeldFiles:
         self.sizes: dict[str, int] = {}
         self._writable = writable
         self._descriptors: dict[str, int] = {}
-        self._mapped: list[MappedFiles] = []
+        self._memory: list[weakref.ref[mmap.mmap]] = []
         self._views: dict[str, memoryview] = {}
         self._lock = threading.RLock()
         self._most_open = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE
@@ -63,9 +65,10 @@ class HeldFiles:
         with self._lock:
             if self._descriptors:
                 sizes = [self.sizes[key] for key in self._descriptors]
-                mapped = MappedFiles(list(self._descriptors.values()), sizes, writable=self._writable)
-                self._mapped.append(mapped)
-                self._views.update(zip(self._descriptors, mapped.views, strict=True))
+                files = list(self._descriptors.values())
+                views, memory = map_files(files, sizes, writable=self._writable)
+                self._views.update(zip(self._descriptors, views, strict=True))
+                self._memory.append(memory)
                 self._close_descriptors()
 
     def content(self, key: str) -> bytes:
@@ -118,16 +121,12 @@ class HeldFiles:
         with self._lock:
             self._close_descriptors()
             self._views.clear()
-            self._mapped.clear()
 
     def close_memory(self) -> None:
         """Lets go of the files and of their memory. Raises BufferError while somebody has a view of it."""
-        with self._lock:
-            self._close_descriptors()
-            self._views.clear()
-            while self._mapped:
-                self._mapped[-1].close()
-                self._mapped.pop()
+        self.close()
+        if any(memory() is not None for memory in self._memory):
+            raise BufferError
 
     def _close_descriptors(self) -> None:
         count = len(self._descriptors)

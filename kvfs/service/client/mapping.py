@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,42 +14,35 @@ from kvfs.page import HUGEPAGE
 _MAP_NORESERVE: Final = 0x4000
 
 
-class MappedFiles:
-    """The bytes of open files, shared, side by side in one piece of address space.
+def map_files(
+    descriptors: Sequence[int], sizes: Sequence[int], *, writable: bool
+) -> tuple[list[memoryview], weakref.ref[mmap.mmap]]:
+    """The bytes of open files, shared, side by side in one piece of memory: a view of each, and the memory.
 
-    The descriptors can be closed at once. The memory is given back by ``close``, or when nobody has a view of
-    it any more. ``views`` are Python's writable ones even where the files are mapped for reading only, since
-    some libraries take no others: a write then is SIGSEGV, so give out ``toreadonly()``.
+    The descriptors can be closed at once. The memory is given back when nobody has a view of it any more, not
+    even a library that only remembers the view: the reference tells when. The views are Python's writable
+    ones even where files are mapped for reading only, since some libraries take no others. A write then is
+    SIGSEGV, so give out ``toreadonly()``.
 
     Raises TooManyMappings where the kernel allows this process no more; each file takes one.
     """
-
-    def __init__(self, descriptors: Sequence[int], sizes: Sequence[int], *, writable: bool) -> None:
-        offsets, length = _layout(sizes)
-        try:
-            memory = mmap.mmap(-1, length + HUGEPAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-            skipped = -syscalls.address_of(memory) % HUGEPAGE  # or else hugepages were mapped in small pieces
-            for descriptor, size, offset in zip(descriptors, sizes, offsets, strict=True):
-                syscalls.map_over(memory, skipped + offset, descriptor, size, writable=writable)
-        except OSError as error:
-            if means_no_memory(error):
-                raise TooManyMappings(
-                    f"{len(sizes)} pages cannot be mapped: let go of pages that are not used any more, or "
-                    "raise vm.max_map_count (sysctl), of which each mapped page takes one"
-                ) from None
-            raise
-        self._memory = memory
-        self._whole = memoryview(memory)
-        self.views = [
-            self._whole[skipped + offset : skipped + offset + size]
-            for offset, size in zip(offsets, sizes, strict=True)
-        ]
-
-    def close(self) -> None:
-        """Gives the memory back now. Raises BufferError while somebody else has a view of it."""
-        for view in (*self.views, self._whole):
-            view.release()
-        self._memory.close()
+    offsets, length = _layout(sizes)
+    try:
+        memory = mmap.mmap(-1, length + HUGEPAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        skipped = -syscalls.address_of(memory) % HUGEPAGE  # or else hugepages were mapped in small pieces
+        for descriptor, size, offset in zip(descriptors, sizes, offsets, strict=True):
+            syscalls.map_over(memory, skipped + offset, descriptor, size, writable=writable)
+    except OSError as error:
+        if means_no_memory(error):
+            raise TooManyMappings(
+                f"{len(sizes)} pages cannot be mapped: let go of pages that are not used any more, or raise "
+                "vm.max_map_count (sysctl), of which each mapped page takes one"
+            ) from None
+        raise
+    whole = memoryview(memory)
+    starts = [skipped + offset for offset in offsets]
+    views = [whole[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    return views, weakref.ref(memory)
 
 
 def _layout(sizes: Sequence[int]) -> tuple[list[int], int]:
