@@ -15,6 +15,7 @@ from rich.progress import track
 
 from benches.measure import MIB, Row, time_text
 from kvfs.copies.direct import DirectCopier
+from kvfs.interleaved import finish
 from kvfs.page import OWNER, digest_of
 from kvfs.state import StateDirectory
 from kvfs.tiers.ssd import SsdPlace, SsdTier
@@ -61,7 +62,7 @@ def fill(ssd: Path, mount: KvfsMount) -> None:
             content = content_of(number)
             os.pwrite(source, content, 0)
             page = NewPage(digest_of(content), file, time.time_ns(), time.time_ns())
-            written = tier.write_page(page, source, copier.write)
+            written = finish(tier.write_page(page, source, copier.write))
             tier.publish_page(written, [(path_of(number), [directory, directory])])
     finally:
         os.close(source)

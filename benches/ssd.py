@@ -39,9 +39,10 @@ from benches.restart import measure_restarts
 from benches.ssd_mount import MountedPages, measure_hits, mount_with_ssd
 from kvfs import mounts, syscalls
 from kvfs.copies.choosing import READ_PATHS, Copies, choose
+from kvfs.interleaved import Work, interleave
 from kvfs.page import Digest, digest_of
 from kvfs.storage.promotion import READERS
-from kvfs.storage.writing import WRITERS
+from kvfs.storage.writing import INTERLEAVED
 from kvfs.tiers.ssd_directory import allocate
 from tests.mounted.running import raw_tmpfs, scratch_directory
 
@@ -90,11 +91,11 @@ class Sides:
         with closing(os.open(self.page(number), flags)) as source, self.new_in_dram() as target:
             self.check(self.copies.read(source, target, self.size))
 
-    def demote(self, number: int, source: int) -> None:
+    def demote(self, number: int, source: int) -> Work[None]:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT
         with closing(os.open(self.page(number), flags, 0o600)) as fd:
             allocate(fd, self.size)
-            self.check(self.copies.write(source, fd, self.size))
+            self.check((yield from self.copies.write(source, fd, self.size)))
 
     def check(self, digest: Digest) -> None:
         if digest != self.digest:
@@ -110,7 +111,10 @@ class Sides:
         (self.ssd / str(self.rounds)).mkdir()
         with self.new_in_dram() as source:
             write_fully(source, self.content)
-            return self._rate(lambda number: self.demote(number, source), WRITERS)
+            start = time.perf_counter()
+            for result in interleave((self.demote(number, source) for number in self.numbers), INTERLEAVED):
+                result.unwrap()
+            return WORKING_SET / (time.perf_counter() - start)
 
     def _rate(self, move: Callable[[int], None], at_once: int) -> float:
         with ThreadPoolExecutor(at_once) as threads:
@@ -192,7 +196,7 @@ def title(directory: Path, copies: Copies) -> str:
     used = copies.statistics()
     path = f"{used.path} ({used.mode})" if used.mode else used.path
     machine = f"{os.cpu_count()} processors, Linux {platform.release()}"
-    at_once = f"{READERS} promoted or {WRITERS} demoted at once"
+    at_once = f"{READERS} promoted or {INTERLEAVED} demoted at once"
     disk = f"{entry.fstype} on {entry.source}" if entry else "a disk"
     return f"Pages by {path} on {disk}, {at_once}, {machine}"
 

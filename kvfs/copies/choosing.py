@@ -21,6 +21,7 @@ from kvfs.copies.cufile import CUFILE, GPU_DIRECT_STORAGE
 from kvfs.copies.direct import DIRECT, DirectCopier
 from kvfs.copies.uring import URING
 from kvfs.errors import KvfsError, Unavailable, means_forbidden, means_unsupported
+from kvfs.interleaved import Work, at_once, finish
 from kvfs.page import Digest
 
 log = logging.getLogger("kvfs.copies")
@@ -93,17 +94,17 @@ class Copies:
 
     def read(self, source_fd: int, target_fd: int, size: int) -> Digest:
         """See ``Copier.read``."""
-        return self._move(lambda copier: copier.read(source_fd, target_fd, size))
+        return finish(self._move(lambda copier: at_once(copier.read)(source_fd, target_fd, size)))
 
-    def write(self, source_fd: int, target_fd: int, size: int, *, idle: bool = False) -> Digest:
+    def write(self, source_fd: int, target_fd: int, size: int, *, idle: bool = False) -> Work[Digest]:
         """See ``Copier.write``."""
         return self._move(lambda copier: copier.write(source_fd, target_fd, size, idle=idle))
 
-    def _move(self, move: Callable[[Copier], Digest]) -> Digest:
+    def _move(self, move: Callable[[Copier], Work[Digest]]) -> Work[Digest]:
         number, failure = self._current, None
         while True:
             try:
-                digest = move(self._copiers[number])
+                digest = yield from move(self._copiers[number])
             except Exception as error:
                 if not _is_its_own_fault(error) or not self._has(number + 1):
                     raise

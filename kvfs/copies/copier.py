@@ -22,6 +22,7 @@ import xxhash
 from kvfs import syscalls
 from kvfs.copies.buffers import CHUNK, Buffers
 from kvfs.errors import TierFailed
+from kvfs.interleaved import Work
 from kvfs.page import Digest
 
 ALIGNMENT: Final = 4096
@@ -103,9 +104,10 @@ class Copier(ABC):
             os.posix_fadvise(source_fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return Digest(state.hexdigest(), done)
 
-    def write(self, source_fd: int, target_fd: int, size: int, *, idle: bool = False) -> Digest:
+    def write(self, source_fd: int, target_fd: int, size: int, *, idle: bool = False) -> Work[Digest]:
         """Fills a new file on the SSD with ``size`` bytes from a file in DRAM. Returns the digest of what was
-        written: where the file in DRAM is shorter, of fewer bytes.
+        written: where the file in DRAM is shorter, of fewer bytes. Yields once the last chunks are on their
+        way.
 
         With O_DIRECT the last chunk is padded and the length set afterwards. Without, the bytes are on the
         disk when this returns, and no longer in the page cache.
@@ -127,6 +129,7 @@ class Copier(ABC):
                 done += read
                 if read < length:
                     break
+            yield
             while flight:
                 self._buffers.give(self._land_whole(flight))
         if not direct:

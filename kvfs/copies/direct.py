@@ -42,7 +42,7 @@ class _Moving:
 
 
 class _DirectLane:
-    """A file of which each chunk is moved by a thread of its own; an only one by whoever asks."""
+    """A file of which each chunk is moved by a thread of its own; the only one by whoever reads it."""
 
     def __init__(self, fd: int, *, writing: bool, idle: bool, alone: bool) -> None:
         self._fd = fd
@@ -66,4 +66,4 @@ class DirectCopier(Copier):
 
     @contextlib.contextmanager
     def open_lane(self, fd: int, size: int, *, writing: bool, idle: bool) -> Iterator[Lane]:
-        yield _DirectLane(fd, writing=writing, idle=idle, alone=size <= CHUNK)
+        yield _DirectLane(fd, writing=writing, idle=idle, alone=size <= CHUNK and not writing)

@@ -20,6 +20,7 @@ from kvfs.copies.copier import ALIGNMENT, Copier
 from kvfs.copies.cufile import CUFILE, CufileCopier
 from kvfs.copies.uring import URING, UringCopier
 from kvfs.errors import Unavailable
+from kvfs.interleaved import finish
 from kvfs.page import digest_of
 
 SECONDS: Final = 30
@@ -67,7 +68,7 @@ def try_here(copier: Copier, directory: int, *, direct: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         fd = os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=directory)
         try:
-            written = copier.write(source, fd, _SIZE)
+            written = finish(copier.write(source, fd, _SIZE))
             read = copier.read(fd, target, _SIZE)
         finally:
             os.close(fd)

@@ -18,6 +18,7 @@ from kvfs.copies.jobs import Jobs
 from kvfs.counters import LimitedLog
 from kvfs.errors import KvfsError, StalePage, TimedOut
 from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
+from kvfs.interleaved import Work
 from kvfs.page import OWNER, PIN, TTL, USER, Digest
 from kvfs.policy import LeastRecentlyUsed
 from kvfs.policy.admission import Admission, WritePolicy
@@ -55,6 +56,8 @@ QUESTIONS = 4
 Answer = TypeVar("Answer")
 Copy = Callable[[int, int, int], Digest]
 """``copy(source_fd, target_fd, size)``: so many bytes from offset 0, and the digest of what was read."""
+Write = Callable[[int, int, int], Work[Digest]]
+"""The same, down."""
 
 
 class Storage:
@@ -65,9 +68,9 @@ class Storage:
         pool: Pool,
         tier: SsdTier,
         *,
-        write: Copy,
+        write: Write,
         read: Copy,
-        write_at_once: Copy | None = None,
+        write_at_once: Write | None = None,
         read_path: Callable[[], CopiesStatistics] = lambda: CopiesStatistics("direct", "", False, ""),
         settle_seconds: float = 1.0,
         write_delay_seconds: float = 0.0,
@@ -149,7 +152,7 @@ class Storage:
         return os.O_DIRECT if self.tier.direct else os.O_RDONLY
 
     @property
-    def write_at_once(self) -> Copy:
+    def write_at_once(self) -> Write:
         return self._write_at_once or self.write
 
     @property

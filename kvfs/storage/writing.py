@@ -20,14 +20,17 @@ import trio
 
 from kvfs.errors import TimedOut
 from kvfs.index import Entry
+from kvfs.interleaved import Work, interleave
 from kvfs.tiers.ssd_accounts import Reservation
 from kvfs.tiers.ssd_pages import NewPage, WrittenPage
 
 if TYPE_CHECKING:
     from kvfs.storage.storage import Storage
 
-WRITERS: Final = 2
-"""Threads that write at once: enough to keep a disk busy, few enough that readers hardly notice."""
+WRITERS: Final = 1
+"""Threads that write at once. The second would wait for the interpreter more than for the disk."""
+INTERLEAVED: Final = 2
+"""Pages that a thread writes at once: while it waits for one it prepares the next."""
 BATCH_BYTES: Final = 8 << 20
 BATCH_PAGES: Final = 32
 """What one thread is handed at once, at most; a larger page alone."""
@@ -151,9 +154,15 @@ class Writing:
         """What the thread is to write, and what it gives: each belongs to who takes it out."""
 
         def write() -> None:
-            for order in _take_out(left):
-                page, reservation = order.page, order.reservation
-                result = outcome.capture(storage.tier.write_page, page, order.fd, copy, reservation)
+            begun: deque[Order] = deque()
+
+            def works() -> Iterator[Work[WrittenPage]]:
+                for order in _take_out(left):
+                    begun.append(order)
+                    yield storage.tier.write_page(order.page, order.fd, copy, order.reservation)
+
+            for result in interleave(works(), INTERLEAVED):
+                order = begun.popleft()
                 os.close(order.fd)
                 handed.append((order, result))
             if left_behind.is_set():

@@ -8,7 +8,7 @@ the disk, and so belongs into a thread; all may be called from several threads.
     tier = SsdTier.attach(place)                     # one owner, or an error that changes nothing
     findings = await scan_in_background(tier, …)     # ssd_scan: pages to adopt, accounts, damage
     reservation = tier.reserve(size)                 # TierFull says how much to evict
-    written = tier.write_page(page, source_fd, write, reservation)
+    written = finish(tier.write_page(page, source_fd, write, reservation))
     tier.publish_page(written, names)
     opened = tier.open_page(path)                    # checks all but the bytes; set_aside when those differ
     ssd_following.rename(tier, old, new)             # names follow those of the mount

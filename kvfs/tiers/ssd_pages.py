@@ -26,6 +26,7 @@ from kvfs.errors import (
     means_too_large,
     means_unsupported,
 )
+from kvfs.interleaved import Work
 from kvfs.page import Digest, shown
 from kvfs.sizes import format_size
 from kvfs.tiers import ssd_directory
@@ -43,7 +44,7 @@ from kvfs.tiers.ssd_uses import Use
 
 log = logging.getLogger("kvfs.tiers.ssd")
 
-Write = Callable[[int, int, int], Digest]
+Write = Callable[[int, int, int], Work[Digest]]
 """``write(source_fd, target_fd, size)`` copies so many bytes into a new file, from offset 0, and returns the
 digest of what it read. Where the target has O_DIRECT it pads to ``ssd_directory.ALIGNMENT``."""
 
@@ -133,8 +134,9 @@ class SsdPages(SsdTree):
 
     def write_page(
         self, page: NewPage, source_fd: int, write: Write, reservation: Reservation | None = None
-    ) -> WrittenPage:
-        """Writes a page to a temporary. Whatever it raises, nothing is left, and the reservation has ended.
+    ) -> Work[WrittenPage]:
+        """Writes a page to a temporary, and yields when ``write`` does. Whatever it raises, nothing is left,
+        and the reservation has ended.
 
         Raises TierFull, TierUncounted and NotStorable, DamagedPage where the bytes are not those of the
         digest, and OSError where the disk fails.
@@ -149,7 +151,7 @@ class SsdPages(SsdTree):
         self.temporaries.add(temporary)
         try:
             with self._typed_errors(page.digest.size):
-                fd = self._write_temporary(temporary, page, source_fd, write)
+                fd = yield from self._write_temporary(temporary, page, source_fd, write)
         except BaseException:
             self.temporaries.discard(temporary)
             reservation.release()
@@ -211,21 +213,21 @@ class SsdPages(SsdTree):
             missing_bytes=max(size - room.free_bytes, room.block_size),
         )
 
-    def _write_temporary(self, temporary: bytes, page: NewPage, source_fd: int, write: Write) -> int:
+    def _write_temporary(self, temporary: bytes, page: NewPage, source_fd: int, write: Write) -> Work[int]:
         try:
-            return self._fill(temporary, page, source_fd, write, self.direct)
+            return (yield from self._fill(temporary, page, source_fd, write, self.direct))
         except OSError as error:
             if not (self.direct and means_unsupported(error)):
                 raise
             self.lose_direct(f"it was refused: {error.strerror}")
-        return self._fill(temporary, page, source_fd, write, False)
+        return (yield from self._fill(temporary, page, source_fd, write, False))
 
     def lose_direct(self, reason: str) -> None:
         """From now on pages go through the page cache."""
         self.direct, self.direct_reason = False, reason
         log.warning("%s: pages go through the page cache: %s", self.directory, reason)
 
-    def _fill(self, temporary: bytes, page: NewPage, source_fd: int, write: Write, direct: bool) -> int:
+    def _fill(self, temporary: bytes, page: NewPage, source_fd: int, write: Write, direct: bool) -> Work[int]:
         """A descriptor of a new temporary with the page's bytes, length and times."""
         size = page.digest.size
         directory = self.beside(TEMPORARY)
@@ -237,7 +239,7 @@ class SsdPages(SsdTree):
             if size:
                 ssd_directory.allocate(fd, -(-size // ALIGNMENT) * ALIGNMENT)
             self._step("allocated")
-            digest = write(source_fd, fd, size)
+            digest = yield from write(source_fd, fd, size)
             self._step("written")
             if digest != page.digest:
                 raise DamagedPage(f"a page to be stored is {digest}, not {page.digest}", "bytes")

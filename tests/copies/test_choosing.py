@@ -17,6 +17,7 @@ from kvfs.copies.copier import is_direct
 from kvfs.copies.cufile import GPU_DIRECT_STORAGE
 from kvfs.copies.direct import DirectCopier
 from kvfs.errors import Unavailable
+from kvfs.interleaved import Work, finish
 from kvfs.page import Digest, digest_of
 from tests.conftest import LogGuard
 from tests.copies.cuda_stub import build_stub
@@ -37,7 +38,7 @@ def directory(disk: Path) -> Iterator[int]:
 def works(copies: Copies, disk: Path) -> None:
     size = len(CONTENT)
     with in_memory(CONTENT) as source, on_disk(disk) as page, in_memory(bytes(size)) as target:
-        assert copies.write(source, page, size) == digest_of(CONTENT)
+        assert finish(copies.write(source, page, size)) == digest_of(CONTENT)
         assert copies.read(page, target, size) == digest_of(CONTENT)
         assert content_of(target) == CONTENT
 
@@ -209,7 +210,7 @@ class Failing(DirectCopier):
         self._fail()
         return super().read(source_fd, target_fd, size)
 
-    def write(self, source_fd: int, target_fd: int, size: int, *, idle: bool = False) -> Digest:
+    def write(self, source_fd: int, target_fd: int, size: int, *, idle: bool = False) -> Work[Digest]:
         self._fail()
         return super().write(source_fd, target_fd, size, idle=idle)
 

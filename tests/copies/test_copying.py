@@ -12,6 +12,7 @@ import pytest
 
 from kvfs.copies.buffers import CHUNK, IDLE
 from kvfs.copies.copier import ALIGNMENT, DEPTH, Copier
+from kvfs.interleaved import finish
 from kvfs.page import digest_of
 from tests.copies.files import MIB, SIZES, cached_pages, content_of, in_memory, on_disk
 
@@ -35,7 +36,7 @@ def test_a_page_is_read(copier: Copier, disk: Path, size: int, direct: bool) -> 
 def test_a_page_is_written(copier: Copier, disk: Path, size: int, direct: bool) -> None:
     content = os.urandom(size)
     with in_memory(content) as source, on_disk(disk, direct=direct) as target:
-        assert copier.write(source, target, size) == digest_of(content)
+        assert finish(copier.write(source, target, size)) == digest_of(content)
         assert cached_pages(target) == 0
         assert content_of(target) == content
 
@@ -43,7 +44,7 @@ def test_a_page_is_written(copier: Copier, disk: Path, size: int, direct: bool) 
 def test_a_file_that_was_allocated_gets_its_size(copier: Copier, disk: Path) -> None:
     with in_memory(b"page") as source, on_disk(disk) as target:
         os.posix_fallocate(target, 0, ALIGNMENT)
-        assert copier.write(source, target, 4) == digest_of(b"page")
+        assert finish(copier.write(source, target, 4)) == digest_of(b"page")
         assert content_of(target) == b"page"
 
 
@@ -54,7 +55,7 @@ def test_a_shorter_source_has_another_digest(copier: Copier, disk: Path, size: i
         with on_disk(disk, content) as source, in_memory(bytes(wanted)) as target:
             assert copier.read(source, target, wanted) == digest_of(content)
         with in_memory(content) as source, on_disk(disk) as target:
-            assert copier.write(source, target, wanted) == digest_of(content)
+            assert finish(copier.write(source, target, wanted)) == digest_of(content)
 
 
 @pytest.mark.parametrize("longer_by", [1, ALIGNMENT, 3 * CHUNK])
@@ -67,7 +68,7 @@ def test_of_a_longer_source_no_more_is_moved_than_was_asked_for(
         assert copier.read(source, target, len(content)) == digest_of(content)
         assert content_of(target) == content
     with in_memory(more) as source, on_disk(disk) as target:
-        assert copier.write(source, target, len(content)) == digest_of(content)
+        assert finish(copier.write(source, target, len(content))) == digest_of(content)
         assert content_of(target) == content
 
 
@@ -75,7 +76,7 @@ def test_several_pages_at_once(copier: Copier, disk: Path) -> None:
     def there_and_back(number: int) -> None:
         content = os.urandom(number * CHUNK // 2 + number)
         with in_memory(content) as source, on_disk(disk) as page, in_memory(bytes(len(content))) as target:
-            assert copier.write(source, page, len(content)) == digest_of(content)
+            assert finish(copier.write(source, page, len(content))) == digest_of(content)
             assert copier.read(page, target, len(content)) == digest_of(content)
             assert content_of(target) == content
 
@@ -144,7 +145,7 @@ def test_what_arrives_in_parts_is_put_together(disk: Path, size: int) -> None:
     copier = _InParts(CHUNK // 4)
     content = os.urandom(size)
     with in_memory(content) as source, on_disk(disk) as page, in_memory(bytes(size)) as target:
-        assert copier.write(source, page, size) == digest_of(content)
+        assert finish(copier.write(source, page, size)) == digest_of(content)
         assert content_of(page) == content
         assert copier.read(page, target, size) == digest_of(content)
         assert content_of(target) == content

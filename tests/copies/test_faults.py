@@ -13,6 +13,7 @@ import pytest
 from kvfs.copies.buffers import CHUNK
 from kvfs.copies.copier import ALIGNMENT, DEPTH, Copier, Lane, Pending
 from kvfs.errors import TierFailed
+from kvfs.interleaved import finish
 from kvfs.page import digest_of
 from tests.copies.conftest import NoDescriptors
 from tests.copies.disks import disk_that_takes, mounted_image, unreadable_beyond
@@ -38,7 +39,7 @@ def works(copier: Copier, directory: Path) -> None:
     """A page goes there and back."""
     size = len(CONTENT)
     with in_memory(CONTENT) as source, on_disk(directory) as page, in_memory(bytes(size)) as target:
-        assert copier.write(source, page, size) == digest_of(CONTENT)
+        assert finish(copier.write(source, page, size)) == digest_of(CONTENT)
         assert copier.read(page, target, size) == digest_of(CONTENT)
         assert content_of(target) == CONTENT
 
@@ -69,7 +70,7 @@ def test_a_disk_that_cannot_be_written(copier: Copier, disk: Path, tmp_path: Pat
         on_disk(directory, direct=direct) as target,
         raises(errno.EIO, errno.ENOSPC),
     ):
-        copier.write(source, target, len(CONTENT))
+        finish(copier.write(source, target, len(CONTENT)))
     works(copier, disk)
 
 
@@ -80,7 +81,7 @@ def test_a_disk_that_is_full(copier: Copier, disk: Path, direct: bool) -> None:
     try:
         os.posix_fallocate(filler, 0, free.f_bavail * free.f_frsize - CHUNK)
         with in_memory(CONTENT) as source, on_disk(disk, direct=direct) as target, raises(errno.ENOSPC):
-            copier.write(source, target, len(CONTENT))
+            finish(copier.write(source, target, len(CONTENT)))
     finally:
         os.close(filler)
     works(copier, disk)
@@ -171,7 +172,7 @@ def test_a_page_in_memory_that_is_cut_short_while_it_is_written(
     size = len(CONTENT)
     with in_memory(CONTENT) as source, on_disk(disk) as target:
         meddle(CHUNK, lambda: os.ftruncate(source, 2 * CHUNK + 9))
-        assert copier.write(source, target, size) == digest_of(CONTENT[: 2 * CHUNK + 9])
+        assert finish(copier.write(source, target, size)) == digest_of(CONTENT[: 2 * CHUNK + 9])
 
 
 def test_a_page_in_memory_that_changes_while_it_is_written(
@@ -185,7 +186,7 @@ def test_a_page_in_memory_that_changes_while_it_is_written(
                 os.pwrite(source, b"changed", offset)
 
         meddle(CHUNK, change)
-        digest = copier.write(source, target, len(CONTENT))
+        digest = finish(copier.write(source, target, len(CONTENT)))
         assert digest != digest_of(CONTENT)
         assert digest == digest_of(content_of(target))
 
@@ -210,4 +211,4 @@ def test_a_disk_that_takes_a_part_and_does_not_say_why(
         on_disk(disk) as target,
         pytest.raises(TierFailed, match="took 0 of 1048576 bytes"),
     ):
-        copier.write(source, target, MIB)
+        finish(copier.write(source, target, MIB))

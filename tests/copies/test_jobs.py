@@ -13,6 +13,7 @@ import trio
 from kvfs.copies.direct import DirectCopier
 from kvfs.copies.jobs import Job, Jobs
 from kvfs.errors import TimedOut
+from kvfs.interleaved import finish
 from tests.copies.conftest import NoDescriptors
 from tests.copies.disks import frozen
 from tests.copies.files import in_memory, on_disk
@@ -139,7 +140,7 @@ def test_a_disk_that_hangs(disk: Path) -> None:
             write = partial(DirectCopier().write, size=len(content))
             with frozen(disk):
                 with pytest.raises(trio.TooSlowError):
-                    await wait_for(jobs.new(lambda *fds: write(*fds).size, source, target), 0.1)
+                    await wait_for(jobs.new(lambda *fds: finish(write(*fds)).size, source, target), 0.1)
                 assert jobs.abandoned == 1
             await wait_until(lambda: not jobs.abandoned)
             assert os.fstat(target).st_size == len(content)

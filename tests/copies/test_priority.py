@@ -12,6 +12,7 @@ import pytest
 from kvfs.copies.buffers import CHUNK
 from kvfs.copies.direct import DirectCopier
 from kvfs.copies.uring import UringCopier, _Ring
+from kvfs.interleaved import finish
 from tests.copies.files import in_memory, on_disk
 
 ORDINARY = "none: prio 0"
@@ -33,11 +34,11 @@ def test_direct(disk: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "pwritev", note)
     with in_memory(bytes(size)) as source, on_disk(disk) as target:
-        DirectCopier().write(source, target, size, idle=True)
+        finish(DirectCopier().write(source, target, size, idle=True))
         assert set(seen.values()) == {"idle"}
         assert {priority(thread) for thread in seen} == {ORDINARY}
         seen.clear()
-        DirectCopier().write(source, target, size)
+        finish(DirectCopier().write(source, target, size))
         assert set(seen.values()) == {ORDINARY}
 
 
@@ -53,7 +54,7 @@ def test_uring(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Ring, "submit", note)
     copier = UringCopier()
     with in_memory(bytes(100)) as source, on_disk(disk) as target:
-        copier.write(source, target, 100, idle=True)
-        copier.write(source, target, 100)
+        finish(copier.write(source, target, 100, idle=True))
+        finish(copier.write(source, target, 100))
     copier.close()
     assert seen == ["idle", ORDINARY]

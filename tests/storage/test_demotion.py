@@ -13,6 +13,7 @@ import trio
 
 from kvfs.errors import NotStorable, StalePage, TierFull
 from kvfs.index import SEALED, STORED
+from kvfs.interleaved import Work
 from kvfs.opening import Openings
 from kvfs.page import Digest
 from kvfs.policy.admission import Admission
@@ -39,7 +40,7 @@ class Refusing:
         self.calls = 0
         storage.write = self
 
-    def __call__(self, source_fd: int, target_fd: int, size: int) -> Digest:
+    def __call__(self, source_fd: int, target_fd: int, size: int) -> Work[Digest]:
         self.calls += 1
         if self._error is not None:
             raise self._error()
@@ -204,7 +205,7 @@ async def test_under_pressure_they_are_written_at_once(pool: Pool, storage: Stor
 async def test_others_wait_for_eviction_and_so_it_is_not_idle(pool: Pool, storage: Storage) -> None:
     well, at_once = storage.write, []
 
-    def note(source_fd: int, target_fd: int, size: int) -> Digest:
+    def note(source_fd: int, target_fd: int, size: int) -> Work[Digest]:
         at_once.append(size)
         return well(source_fd, target_fd, size)
 

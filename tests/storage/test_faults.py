@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -13,10 +15,9 @@ from kvfs import room
 from kvfs.errors import TierFailed, TimedOut
 from kvfs.index import SEALED, STORED
 from kvfs.opening import Openings
-from kvfs.page import Digest
 from kvfs.pool import Pool
 from kvfs.storage.described import RESIDENT
-from kvfs.storage.storage import Copy, Storage
+from kvfs.storage.storage import Storage
 from tests.conftest import LogGuard
 from tests.pool import files
 from tests.pool.files import MIB, page, pattern, read, settled, wait_until
@@ -28,12 +29,12 @@ OLD = pattern(100_000)
 class Stuck:
     """A copy that does not come back before ``release``."""
 
-    def __init__(self, copy: Copy) -> None:
+    def __init__(self, copy: Callable[..., Any]) -> None:
         self._copy = copy
         self._released = threading.Event()
         self.calls = 0
 
-    def __call__(self, source_fd: int, target_fd: int, size: int) -> Digest:
+    def __call__(self, source_fd: int, target_fd: int, size: int) -> Any:
         self.calls += 1
         self._released.wait(20)
         return self._copy(source_fd, target_fd, size)
@@ -42,8 +43,8 @@ class Stuck:
         self._released.set()
 
 
-def failing(number: int) -> Copy:
-    def fail(_source: int, _target: int, _size: int) -> Digest:
+def failing(number: int) -> Callable[..., Any]:
+    def fail(_source: int, _target: int, _size: int) -> Any:
         raise OSError(number, os.strerror(number))
 
     return fail

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from kvfs.interleaved import at_once, finish
 from kvfs.page import OWNER, Digest, digest_of
 from kvfs.tiers.ssd import SsdPlace, SsdTier
 from kvfs.tiers.ssd_directory import ALIGNMENT
@@ -79,6 +80,7 @@ def attach(directory: Path, capacity_bytes: int = 64 * MEBIBYTE, **others: objec
     return SsdTier.attach(place(directory, capacity_bytes, **others))
 
 
+@at_once
 def copy(source_fd: int, target_fd: int, size: int) -> Digest:
     """Copies a page past the cache or through it, all at once."""
     length = -(-size // ALIGNMENT) * ALIGNMENT
@@ -115,7 +117,7 @@ def named(*paths: bytes) -> list[Name]:
 
 def write(tier: SsdTier, content: bytes, attributes: Mapping[str, bytes] = FILE) -> WrittenPage:
     with source(content) as fd:
-        return tier.write_page(new_page(content, attributes), fd, copy)
+        return finish(tier.write_page(new_page(content, attributes), fd, copy))
 
 
 def store(tier: SsdTier, path: bytes, content: bytes, attributes: Mapping[str, bytes] = FILE) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.errors import TierFull
+from kvfs.interleaved import at_once, finish
 from kvfs.page import Digest
 from kvfs.tiers import ssd_following as following
 from kvfs.tiers.ssd import SsdTier
@@ -164,7 +165,7 @@ def test_enospc_from_the_disk_itself_leaves_nothing_and_says_so(full_disk: Path)
         status = os.statvfs(full_disk)
         os.posix_fallocate(other.fileno(), 0, status.f_bfree * status.f_frsize - 6 * MEBIBYTE)
     with source(content) as fd, pytest.raises(TierFull, match="filesystem of the SSD tier is full") as full:
-        tier.write_page(new_page(content), fd, lambda *_: pytest.fail("no room, but written"), reservation)
+        finish(tier.write_page(new_page(content), fd, lambda *_: pytest.fail("written"), reservation))
     assert 8 * MEBIBYTE < full.value.missing_bytes <= 16 * MEBIBYTE
     assert temporaries(tier.directory) == []
     assert read(tier, b"pages/000") == content
@@ -175,11 +176,12 @@ def test_enospc_from_the_disk_itself_leaves_nothing_and_says_so(full_disk: Path)
 def test_a_writer_that_meets_enospc_halfway(ssd: Path) -> None:
     tier = attach(ssd)
 
+    @at_once
     def fill_up(source_fd: int, target_fd: int, size: int) -> Digest:
         raise OSError(28, "No space left on device")
 
     with source(b"x" * 10_000) as fd, pytest.raises(TierFull):
-        tier.write_page(new_page(b"x" * 10_000), fd, fill_up)
+        finish(tier.write_page(new_page(b"x" * 10_000), fd, fill_up))
     assert temporaries(ssd) == []
     check_accounts(tier)
     tier.close()

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvfs.errors import DamagedPage, NoSuchPage, NotStorable, TierFull
+from kvfs.interleaved import Work, finish
 from kvfs.page import DIGEST, OWNER, SPARSE, Digest, Owner, digest_of
 from kvfs.tiers import ssd_directory
 from kvfs.tiers.ssd import SsdTier
@@ -86,12 +87,12 @@ def test_a_page_takes_one_attribute_and_no_block_for_it(tier: SsdTier) -> None:
 def test_bytes_bypass_the_page_cache(tier: SsdTier) -> None:
     flags: list[int] = []
 
-    def note(source_fd: int, target_fd: int, size: int) -> Digest:
+    def note(source_fd: int, target_fd: int, size: int) -> Work[Digest]:
         flags.append(fcntl.fcntl(target_fd, fcntl.F_GETFL))
         return copy(source_fd, target_fd, size)
 
     with source(b"content") as fd:
-        tier.publish_page(tier.write_page(new_page(b"content"), fd, note), named(b"page"))
+        tier.publish_page(finish(tier.write_page(new_page(b"content"), fd, note)), named(b"page"))
     assert flags[0] & os.O_DIRECT
     opened = tier.open_page(b"page", os.O_RDONLY | os.O_DIRECT)
     assert fcntl.fcntl(opened.fd, fcntl.F_GETFL) & os.O_DIRECT
@@ -165,7 +166,7 @@ def test_bytes_that_changed_on_the_way_leave_nothing(tier: SsdTier) -> None:
         source(b"changed") as fd,
         pytest.raises(DamagedPage, match="a page to be stored is xxh3-128") as damaged,
     ):
-        tier.write_page(new_page(b"content"), fd, copy)
+        finish(tier.write_page(new_page(b"content"), fd, copy))
     assert damaged.value.reason == "bytes"
     assert temporaries(tier.directory) == []
     check_accounts(tier)
@@ -298,7 +299,7 @@ def test_a_page_larger_than_the_tier_is_never_tried(ssd: Path) -> None:
 def test_o_direct_that_is_refused_later_is_given_up_with_one_warning(
     tier: SsdTier, expect_log: LogGuard
 ) -> None:
-    def refuse(source_fd: int, target_fd: int, size: int) -> Digest:
+    def refuse(source_fd: int, target_fd: int, size: int) -> Work[Digest]:
         if fcntl.fcntl(target_fd, fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(22, "Invalid argument")
         return copy(source_fd, target_fd, size)
@@ -306,7 +307,7 @@ def test_o_direct_that_is_refused_later_is_given_up_with_one_warning(
     expect_log("pages go through the page cache: it was refused: Invalid argument")
     for number in range(3):
         with source(b"content") as fd:
-            written = tier.write_page(new_page(b"content"), fd, refuse)
+            written = finish(tier.write_page(new_page(b"content"), fd, refuse))
         tier.publish_page(written, named(b"%d" % number))
     assert not tier.direct
     assert len(expect_log.lines) == 1
@@ -353,7 +354,8 @@ def test_a_full_tier_says_how_much_to_evict_and_then_takes_the_page(ssd: Path) -
     reservation = tier.reserve(2 * MEBIBYTE)
     content = os.urandom(2 * MEBIBYTE)
     with source(content) as fd:
-        tier.publish_page(tier.write_page(new_page(content), fd, copy, reservation), named(b"3"))
+        written = finish(tier.write_page(new_page(content), fd, copy, reservation))
+        tier.publish_page(written, named(b"3"))
     check_accounts(tier)
     assert tier.accounts.used_bytes <= 4 * MEBIBYTE
     tier.close()
