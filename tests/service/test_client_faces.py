@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import kvfs
 from kvfs.errors import NoSuchPage, PageInUse, UsageError, WrongSize
 from tests.mounted.running import MIB, KvfsMount, digest, wait_sealed, wait_until
 from tests.service.faces import FACES, Scenario
@@ -194,6 +197,24 @@ def test_drafts_are_not_committed_under_views_of_them(run: Run) -> None:
         part.release()
         await drafts.commit()
         assert await kv.get("viewed") == b"text"
+
+    run(scenario)
+
+
+def test_pages_that_are_still_made_are_waited_for(run: Run, mount: KvfsMount) -> None:
+    async def scenario(kv: Any) -> None:
+        await kv.put("waited/first", b"first")
+        with kvfs.connect(mount.path) as other:
+            later = threading.Timer(0.2, other.put, ("waited/second", b"second"))
+            later.start()
+            with await kv.open_batch(["waited/first", "waited/second"], wait_seconds=10) as pages:
+                assert [bytes(page) for page in pages.values()] == [b"first", b"second"]
+            later.join()
+        begin = time.monotonic()
+        with await kv.open_batch(["waited/first", "missing"], wait_seconds=0.1) as pages:
+            assert pages.missing == ("missing",)
+        assert 0.1 <= time.monotonic() - begin < 5
+        await kv.delete(["waited/first", "waited/second"])
 
     run(scenario)
 

@@ -137,7 +137,7 @@ def test_more_mappings_than_the_kernel_allows(mount: KvfsMount) -> None:
         with (
             kv.open_batch(["space"]) as pages,
             at_most(resource.RLIMIT_AS, MIB),
-            pytest.raises(TooManyMappings),
+            pytest.raises(TooManyMappings, match="max_map_count"),
         ):
             pages.map()
         assert kv.get("space") == PAGE

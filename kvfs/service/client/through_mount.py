@@ -8,12 +8,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
+from time import monotonic
+from typing import Final
 
 from kvfs.errors import NoSuchPage
 from kvfs.service.client.held_files import HeldFiles
 from kvfs.service.client.keys import Keys
 from kvfs.service.client.plain_files import Files, PageStat
 from kvfs.service.client.runtime import Runtime
+
+_SHORTEST_PAUSE: Final = 0.001
+_LONGEST_PAUSE: Final = 0.05
+"""Seconds between two looks for pages that are waited for."""
 
 
 class ThroughMount:
@@ -30,19 +36,28 @@ class ThroughMount:
         return await self._runtime.call(lambda: sum(1 for _ in takewhile(self._files.exists, keys)))
 
     async def open(self, keys: Keys, wait_seconds: float) -> HeldFiles:
-        return await self._runtime.call(partial(self._open, keys))
-
-    def _open(self, keys: Keys) -> HeldFiles:
+        """Looks again and again for what is missing: the mount does not tell when a page comes."""
         found = HeldFiles(writable=False)
+        deadline = monotonic() + wait_seconds
+        pause = _SHORTEST_PAUSE
         try:
-            for key in keys:
-                with suppress(NoSuchPage):
-                    descriptor = self._files.open(key)
-                    found.add(key, descriptor, os.fstat(descriptor).st_size)
+            await self._runtime.call(partial(self._open, keys, found))
+            while len(found.sizes) < len(set(keys)) and (left := deadline - monotonic()) > 0:
+                await self._runtime.sleep(min(pause, left))
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                await self._runtime.call(partial(self._open, keys, found))
         except BaseException:
             found.close()
             raise
         return found
+
+    def _open(self, keys: Keys, found: HeldFiles) -> None:
+        """Adds the pages that are there and not found yet."""
+        for key in keys:
+            if key not in found.sizes:
+                with suppress(NoSuchPage):
+                    descriptor = self._files.open(key)
+                    found.add(key, descriptor, os.fstat(descriptor).st_size)
 
     async def create(self, sizes: Mapping[str, int]) -> tuple[HeldFiles, PlainDrafts]:
         return await self._runtime.call(partial(self._create, sizes))
