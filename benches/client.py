@@ -2,7 +2,6 @@
 
     python -m benches.client                    # a table on the terminal
     python -m benches.client --markdown         # for docs/performance.md
-    python -m benches.client --without-socket   # through the mount alone, without bounds
     python -m benches.client --only bytes,keys  # some of: bytes, keys, growth
 
 What is read is always far larger than the processor's caches. It mounts a kvfs and a tmpfs of its own under a
@@ -81,7 +80,7 @@ def against_memory(
     )
 
 
-def moved_bytes(client: Client, mount: Path, raw: Path, bounded: bool) -> Iterator[Row]:
+def moved_bytes(client: Client, mount: Path, raw: Path) -> Iterator[Row]:
     """Pages of 2 MiB, one at a time: each way of moving them against a copy from cold to touched memory."""
     sources, targets = pieces(PAGES), pieces(TARGETS)
     keys = [f"bytes/{number}" for number in range(PAGES)]
@@ -126,15 +125,14 @@ def moved_bytes(client: Client, mount: Path, raw: Path, bounded: bool) -> Iterat
             client.delete(["bytes/new"])
         (raw / "bytes/new").unlink(missing_ok=True)
 
-    yield against_memory("get_into, 2 MiB", get_into, copy, 0.9 if bounded else None)
+    yield against_memory("get_into, 2 MiB", get_into, copy, 0.9)
     if targets[0] not in sources:
         raise AssertionError("the bytes got are not the bytes put")
     yield against_memory("get, 2 MiB", get, copy)
     yield against_memory("open_batch and read_into of one, 2 MiB", read_batch, copy)
     yield against_memory("open_batch and copy of one mapping, 2 MiB", read_mapped, copy)
     yield against_memory("tmpfs: open, read, close, 2 MiB", read_plain, copy)
-    must, aim = (0.6, 0.9) if bounded else (None, None)
-    yield against_memory("put, 2 MiB", put, copy, must, aim, settle)
+    yield against_memory("put, 2 MiB", put, copy, 0.6, 0.9, settle)
     yield against_memory("tmpfs: create, write, close, 2 MiB", write_plain, copy, after=settle)
     client.delete(keys)
 
@@ -177,13 +175,12 @@ BOUNDS_US = {f"exists of {BATCH} keys": 120.0, f"open of {BATCH} keys": 450.0}
 WITHIN = 1.3
 
 
-def many_keys(client: Client, mount: Path, groups: list[str], bounded: bool) -> Iterator[Row]:
+def many_keys(client: Client, mount: Path, groups: list[str]) -> Iterator[Row]:
     """What 128 keys at once cost, and whether that stays so with 100,000 pages."""
     keys = store_many(mount, FEW)
     few = asked(client, keys)
     for what, seconds in few.items():
-        must = BOUNDS_US.get(what) if bounded else None
-        yield Row(what, time_text(seconds), "", seconds * 1e6, must, better="lower", unit="µs")
+        yield Row(what, time_text(seconds), "", seconds * 1e6, BOUNDS_US.get(what), better="lower", unit="µs")
     some = keys[:BATCH]
 
     def mapped() -> object:
@@ -203,24 +200,23 @@ def many_keys(client: Client, mount: Path, groups: list[str], bounded: bool) -> 
                 time_text(many[what]),
                 f"at {FEW} {time_text(before)}",
                 many[what] / before,
-                WITHIN if bounded else None,
+                WITHIN,
                 better="lower",
             )
 
 
-def measure(client: Client, mount: Path, raw: Path, groups: list[str], bounded: bool) -> Iterator[Row]:
+def measure(client: Client, mount: Path, raw: Path, groups: list[str]) -> Iterator[Row]:
     for side in (mount, raw):
         touch_memory(side, 1 << 30)
     if "bytes" in groups:
-        yield from moved_bytes(client, mount, raw, bounded)
-    if "keys" in groups:
-        yield from many_keys(client, mount, groups, bounded)
+        yield from moved_bytes(client, mount, raw)
+    if "keys" in groups or "growth" in groups:
+        yield from many_keys(client, mount, groups)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benches.client", description=__doc__.split("\n")[0])
     parser.add_argument("--only", default=",".join(GROUPS), help="groups of rows, separated by commas")
-    parser.add_argument("--without-socket", action="store_true", help="through the mount alone")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", dest="form", action="store_const", const="markdown")
     form.add_argument("--json", dest="form", action="store_const", const="json")
@@ -236,9 +232,8 @@ def main() -> int:
         raw_tmpfs(base / "raw", f"huge=within_size,noatime,size={POOL}") as raw,
         kvfs.connect(mount.path) as client,
     ):
-        way = "through the mount alone" if arguments.without_socket else "with the socket"
-        title = f"Client against memory, {way}, {os.cpu_count()} processors, Linux {platform.release()}"
-        for row in measure(client, mount.path, raw, groups, not arguments.without_socket):
+        title = f"Client against memory, {os.cpu_count()} processors, Linux {platform.release()}"
+        for row in measure(client, mount.path, raw, groups):
             rows.append(row)
             print(*row.cells(), sep="  ", file=sys.stderr, flush=True)
     print_table(title, rows, arguments.form or "table")
