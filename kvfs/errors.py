@@ -306,6 +306,7 @@ _BY_ERRNO: dict[int, type[KvfsError]] = {
     numbers.EBUSY: PageInUse,
     numbers.EISDIR: UsageError,
     numbers.EINVAL: UsageError,
+    numbers.EPROTO: VersionMismatch,
     numbers.EOPNOTSUPP: NotSupported,
 }
 
