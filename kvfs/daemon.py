@@ -10,6 +10,7 @@ import signal
 import stat
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from kvfs.observe.status import Status
 from kvfs.page import OWNER, Owner
 from kvfs.pool import Pool
 from kvfs.sealing import ignore_lease_breaks
+from kvfs.service.listening import BatchSocket
+from kvfs.service.server import Service
 from kvfs.state import StateDirectory
 from kvfs.steps import step
 from kvfs.storage.storage import Storage
@@ -57,6 +60,17 @@ REPORT_SECONDS = 15.0
 """How often a service manager without a watchdog hears how the mount does."""
 END_SECONDS = 60.0
 """For the end of the daemon, besides what may be copied to an SSD: files of many GiB take seconds to free."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What serves once the kernel has been asked for the mount."""
+
+    channel: KernelChannel
+    files: Files
+    status: Status
+    control: ControlFiles
+    batches: BatchSocket
 
 
 class Daemon:
@@ -136,7 +150,9 @@ class Daemon:
         if (storage := pool.storage) is not None:
             channel.set_names_complete(False)
             storage.on_walked = partial(channel.set_names_complete, True)
-        status = Status(config, pool, channel)
+        service = Service(pool, files.openings, files.catch_up)
+        batches = BatchSocket(service, config.mountpoint, self._state.path)
+        status = Status(config, pool, channel, batches)
         metrics = Metrics(status)
         control = ControlFiles(
             {
@@ -152,12 +168,14 @@ class Daemon:
         session = f"/dev/fd/{channel.session_fd}"
         pyfuse3.init(Operations(pool, files, control), session, set())
         try:
-            trio.run(self._main, channel, files, status, ready, strict_exception_groups=True)
+            parts = _Parts(channel, files, status, control, batches)
+            trio.run(self._main, parts, ready, strict_exception_groups=True)
         except BaseException as error:
             self._cut()
             raise _only(error) from None
         finally:
             pyfuse3.close(unmount=False)
+            batches.close()
             pool.close()
             channel.stop()
 
@@ -168,7 +186,8 @@ class Daemon:
         with suppress(OSError):
             mounts.unmount(self._config.mountpoint, lazy=True)
 
-    async def _main(self, channel: KernelChannel, files: Files, status: Status, ready: int | None) -> None:
+    async def _main(self, parts: _Parts, ready: int | None) -> None:
+        channel, files = parts.channel, parts.files
         async with trio.open_nursery() as nursery:
             self._pool.start(nursery)
             if not self._tier.is_private:
@@ -177,7 +196,7 @@ class Daemon:
             nursery.start_soon(self._watch_signals)
             nursery.start_soon(self._watch_end, channel)
             nursery.start_soon(files.run, channel.news_fd)
-            nursery.start_soon(self._start, status, ready)
+            nursery.start_soon(self._start, parts, ready, nursery)
             await pyfuse3.main(max_tasks=MAX_TASKS)
             files.catch_up()
             self._tell_stopping()
@@ -196,13 +215,16 @@ class Daemon:
             log.warning("%s", missing)
             self._state.report(missing)
 
-    async def _start(self, status: Status, ready: int | None) -> None:
+    async def _start(self, parts: _Parts, ready: int | None, nursery: trio.Nursery) -> None:
         """Brings the pool to its size, then tells that the mount answers, once it does."""
+        status = parts.status
         if self._tier.oversized:
             await self._pool.evictor.shrink()
         await trio.to_thread.run_sync(os.statvfs, self._config.mountpoint)
         if reason := mounting.widen_read_ahead(self._device):  # the kernel sets its own when it starts
             status.degraded.append(reason)
+        await parts.batches.open(parts.control.link_socket)
+        nursery.start_soon(parts.batches.serve, self._device)
         log.info("serving %s", self._config.mountpoint)
         if ready is not None:
             os.write(ready, b"ready\n")

@@ -56,9 +56,7 @@ class Openings:
         """One more reader. StalePage when the page turns out not to be there."""
         pool = self._pool
         was_in_dram = entry.state != STORED
-        if not was_in_dram and pool.storage is not None:
-            await pool.storage.promotions.promote(entry)
-        await self._check(entry)
+        await self.make_readable(entry)
         if entry.parent is None and entry.holding is None:
             raise StalePage("the page was evicted or removed")
         try:
@@ -71,6 +69,13 @@ class Openings:
             pool.uses.note(entry, was_in_dram=was_in_dram)
         pool.face.publish(entry)
         return holding
+
+    async def make_readable(self, entry: Entry) -> None:
+        """Has a page in DRAM, and its bytes compared with the digest, if that is still to be done. Raises
+        StalePage when it turns out not to be there, and what bringing it raises."""
+        if entry.state == STORED and self._pool.storage is not None:
+            await self._pool.storage.promotions.promote(entry)
+        await self._check(entry)
 
     def close_reading(self, entry: Entry) -> None:
         holding = entry.holding

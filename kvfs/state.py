@@ -21,7 +21,7 @@ from kvfs.settings import default_state_dir
 LOG_LIMIT_BYTES = 1 << 20
 
 _FLOCK = struct.Struct("hhqqi")  # l_type, l_whence, l_start, l_len, l_pid
-_FILES = ("config.json", "config.json.new", "daemon.log", "keep", "lock", "report")
+_FILES = ("batch", "config.json", "config.json.new", "daemon.log", "keep", "lock", "report")
 
 
 class StateDirectory:

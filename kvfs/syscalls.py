@@ -56,6 +56,11 @@ _OPENAT2 = 437
 _FSOPEN = 430
 _FSCONFIG = 431
 _FSMOUNT = 432
+_OPEN_TREE = 428
+_MOUNT_SETATTR = 442
+_OPEN_TREE_CLONE = 1
+_AT_EMPTY_PATH = 0x1000
+_MOUNT_ATTR_RDONLY = 1
 _FSOPEN_CLOEXEC = 1
 _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG = 0
@@ -96,6 +101,15 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
 
 
 def _failure(path: PathLike | None = None, other: PathLike | None = None) -> OSError:
@@ -214,6 +228,27 @@ def mount_detached(filesystem: int) -> int:
     fd = int(_syscall(ctypes.c_long(_FSMOUNT), ctypes.c_int(filesystem), *arguments))
     if fd < 0:
         raise _failure()
+    return fd
+
+
+def clone_mount(dir_fd: int, *, read_only: bool = False) -> int:
+    """The directory of a descriptor once more, as the root of a mount that is on no path at all; it lasts as
+    long as anything that was opened from it. ``read_only``: writing through it is EROFS, whoever tries.
+
+    Takes the right to mount, and Linux 5.2; ``read_only`` 5.12.
+    """
+    flags = ctypes.c_uint(_OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC)
+    fd = int(_syscall(ctypes.c_long(_OPEN_TREE), ctypes.c_int(dir_fd), b"", flags))
+    if fd < 0:
+        raise _failure()
+    if read_only:
+        attributes = _MountAttributes(_MOUNT_ATTR_RDONLY)
+        arguments = ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes))
+        flags = ctypes.c_uint(_AT_EMPTY_PATH)
+        if _syscall(ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(fd), b"", flags, *arguments) < 0:
+            error = _failure()
+            os.close(fd)
+            raise error
     return fd
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from kvfs.index import Entry
+from kvfs.index import Directory, Entry
 
 if TYPE_CHECKING:
     from kvfs.pool import Pool
@@ -55,12 +55,16 @@ class Uses:
             if entry is None:  # they were of a page that is gone
                 self._pool.counters.hits += opens
                 continue
-            self._pool.idle.touch(entry)
+            used.append(entry)
             self._pool.idle.changed(entry)
             self._count_hits(entry, opens)
-            if entry in self._pool.policy:
-                used.append(entry)
-        self._pool.policy.use_together(used)
+        self._use_together(used)
+
+    def _use_together(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self._pool.idle.touch(entry)
+        policy = self._pool.policy
+        policy.use_together([entry for entry in entries if entry in policy])
 
     # What the pool sees
 
@@ -69,6 +73,12 @@ class Uses:
         self._count_hits(entry, 1)
         if was_in_dram and entry in self._pool.policy:
             self._pool.policy.touch(entry)
+
+    def note_together(self, entries: Sequence[Entry]) -> None:
+        """Pages were opened for reading by one request."""
+        for entry in entries:
+            self._count_hits(entry, 1)
+        self._use_together(entries)
 
     def _count_hits(self, entry: Entry, opens: int) -> None:
         """A page was opened for reading so often, which the next daemon is to know too."""
@@ -85,6 +95,15 @@ class Uses:
         """A page turned out not to be what it should be, and is about to go."""
         self._pool.counters.misses[reason] += 1
         self.note_gone(entry, evicted=False)
+
+    def note_missed(self, path: bytes, task: int) -> None:
+        """A task asked for a page that is not there, otherwise than through the kernel."""
+        directory, _, name = path.rpartition(b"/")
+        parent = self._pool.index.find(directory)
+        if isinstance(parent, Directory):
+            self._pool.face.name_searched(parent.number, name, task)
+        else:
+            self._pool.counters.misses["absent"] += 1
 
     def note_gone(self, entry: Entry, *, evicted: bool) -> None:
         """A page is about to go: whoever looks for it next misses one that was evicted, or one that was

@@ -1,7 +1,12 @@
-"""The hidden directory .kvfs, in which the daemon tells of itself: listings leave it out."""
+"""The hidden directory .kvfs, in which the daemon tells of itself: listings leave it out.
+
+Beside its files there is the batch socket, once the daemon has bound one there, or a symlink to it.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -9,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import pyfuse3
 
 NAME = b".kvfs"
+SOCKET = b"socket"
 NUMBER = 2
 FIRST_FILE_NUMBER = 3
 
@@ -28,6 +34,9 @@ class ControlFiles:
         names = (*self._texts, *self._slow_texts)
         self._numbers = {name: FIRST_FILE_NUMBER + place for place, name in enumerate(names)}
         self._names = {number: name for name, number in self._numbers.items()}
+        self._socket_number = FIRST_FILE_NUMBER + len(names)
+        self._socket_mode = 0
+        self._link = b""
         self._owner = owner
         self._since = time.time_ns()
 
@@ -35,7 +44,31 @@ class ControlFiles:
         return self._numbers.get(name)
 
     def is_control(self, number: int) -> bool:
-        return number == NUMBER or number in self._names
+        return number in (NUMBER, self._socket_number) or number in self._names
+
+    def make_socket(self, name: bytes, mode: int, task: int) -> pyfuse3.EntryAttributes:
+        """bind(2) of this very process makes the socket; nobody else makes anything here."""
+        if name != SOCKET or not stat.S_ISSOCK(mode) or not os.path.exists(f"/proc/self/task/{task}"):
+            raise pyfuse3.FUSEError(errno.EPERM)
+        if name in self._numbers:
+            raise pyfuse3.FUSEError(errno.EEXIST)
+        self._show_socket(stat.S_IFSOCK | 0o666)
+        return self.attributes(self._socket_number)
+
+    def link_socket(self, target: bytes) -> None:
+        """The socket is at this path, and a symlink leads to it."""
+        self._link = target
+        self._show_socket(stat.S_IFLNK | 0o777)
+
+    def _show_socket(self, mode: int) -> None:
+        self._socket_mode = mode
+        self._numbers[SOCKET] = self._socket_number
+
+    def link(self, number: int) -> bytes:
+        """Where a symlink leads."""
+        if number != self._socket_number or not self._link:
+            raise pyfuse3.FUSEError(errno.EINVAL)
+        return self._link
 
     def names(self) -> list[tuple[bytes, int]]:
         return list(self._numbers.items())
@@ -59,6 +92,11 @@ class ControlFiles:
         if number == NUMBER:
             attributes.st_mode = pyfuse3.ModeT(stat.S_IFDIR | 0o555)
             attributes.st_nlink = 2
+            now = self._since
+        elif number == self._socket_number:
+            attributes.st_mode = pyfuse3.ModeT(self._socket_mode)
+            attributes.st_nlink = 1
+            attributes.st_size = len(self._link)
             now = self._since
         else:
             attributes.st_mode = pyfuse3.ModeT(stat.S_IFREG | 0o444)

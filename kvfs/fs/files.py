@@ -43,7 +43,7 @@ class Files:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._openings = Openings(pool)
+        self.openings = Openings(pool)
         self._handles: dict[int, Handle] = {}
         self._texts: dict[int, bytes] = {}
         self._next = 1
@@ -54,7 +54,7 @@ class Files:
     @property
     def file_limit(self) -> int:
         """The largest size that a file may be given, in bytes."""
-        return self._openings.file_limit
+        return self.openings.file_limit
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -74,17 +74,17 @@ class Files:
         if not entry.is_file:
             raise FUSEError(errno.EINVAL)
         if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
-            if self._openings.is_replaced(entry) and not self._was_sent_back(task):
+            if self.openings.is_replaced(entry) and not self._was_sent_back(task):
                 raise StalePage("the name means another file")
-            await self._openings.open_reading(entry)
+            await self.openings.open_reading(entry)
             self._sent_back.pop(task, None)
             return self._give(entry, writes=False)
         try:
-            await self._openings.open_writing(entry, bool(flags & os.O_TRUNC), task)
+            await self.openings.open_writing(entry, bool(flags & os.O_TRUNC), task)
         except StalePage:
             if not self._was_sent_back(task) or not flags & os.O_TRUNC:
                 raise
-            self._openings.open_nameless(entry)
+            self.openings.open_nameless(entry)
         self._sent_back.pop(task, None)
         return self._give(entry, writes=True)
 
@@ -107,7 +107,7 @@ class Files:
     async def resize(self, entry: Entry, size: int, task: int) -> None:
         if not entry.is_file:
             raise FUSEError(errno.EINVAL)
-        await self._openings.resize(entry, size, task)
+        await self.openings.resize(entry, size, task)
 
     async def run(self, news_fd: int) -> None:
         """Hears of what ended also while nobody asks for anything."""
@@ -151,7 +151,7 @@ class Files:
             ended = killed or (unflushed and self._pool.status(handle.entry).st_size == 0)
             self._pool.remove_writer(handle.entry, "killed" if ended else "")
         else:
-            self._openings.close_reading(handle.entry)
+            self.openings.close_reading(handle.entry)
 
     def _release_native(self, number: int) -> None:
         """A handle that the channel gave, of an entry withdrawn since: the channel has counted it."""

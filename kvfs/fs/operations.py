@@ -239,6 +239,8 @@ class Operations(pyfuse3.Operations):
     async def mknod(
         self, parent_inode: InodeT, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
+        if parent_inode == control.NUMBER:
+            return self._control.make_socket(name, mode, ctx.pid)
         parent = await self._changing(parent_inode, name)
         owner = self._owner(parent, mode, ctx)
         if stat.S_ISREG(mode):
@@ -276,6 +278,8 @@ class Operations(pyfuse3.Operations):
         return self._reply(entry)
 
     async def readlink(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> bytes:
+        if self._control.is_control(inode):
+            return self._control.link(inode)
         entry = self._entry(inode)
         if not stat.S_ISLNK(entry.owner.mode):
             raise FUSEError(errno.EINVAL)

@@ -15,6 +15,7 @@ from kvfs.sizes import format_count, format_duration, format_size
 if TYPE_CHECKING:
     from kvfs.fs.channel import KernelChannel
     from kvfs.pool import Pool
+    from kvfs.service.listening import BatchSocket
 
 
 _WORDS = {"holes": "with holes", "io-error": "unreadable", "no-room": "without room"}
@@ -26,10 +27,13 @@ WIDTH = 20
 class Status:
     """Reads the parts of a running daemon."""
 
-    def __init__(self, config: Config, pool: Pool, channel: KernelChannel) -> None:
+    def __init__(
+        self, config: Config, pool: Pool, channel: KernelChannel, batches: BatchSocket | None = None
+    ) -> None:
         self._config = config
         self._pool = pool
         self._channel = channel
+        self._batches = batches
         self._started = time.monotonic()
         self.degraded: list[str] = []
         """What is off for the life of this daemon, each with its reason."""
@@ -78,6 +82,7 @@ class Status:
                 **self._channel.statistics(),
                 "names_not_invalidated": self._channel.invalidations.dropped,
             },
+            **({} if self._batches is None else {"batch_socket": self._batches.statistics()}),
             "degraded": self._degraded(),
             "config": self.config(),
         }
@@ -103,6 +108,8 @@ class Status:
         lines += [f"{option} is missing: {reason}" for option, reason in self._pool.tier.missing.items()]
         if self._pool.storage is not None:
             lines += self._pool.storage.degraded()
+        if self._batches is not None:
+            lines += self._batches.degraded()
         if self._pool.evictor.stuck:
             lines.append("the reserve cannot be kept: every page left is in use")
         return lines
@@ -142,12 +149,28 @@ class Status:
             ("misses", _counts(status["misses"]) if misses else "0"),
             ("evictions", f"{status['evictions']}, {format_size(status['evicted_bytes'])}"),
             ("failures", _counts(status["failures"]) or "0"),
+            *_batch_lines(status.get("batch_socket")),
             ("passthrough", _feature(status["passthrough"])),
             ("hugepages", _feature(status["hugepages"])),
         ]
         lines += [("degraded", line) for line in status["degraded"]]
         lines += [("settings", ""), *(_setting(name, entry) for name, entry in status["config"].items())]
         return "".join(f"{name + ': ':<{WIDTH}}{value}".rstrip() + "\n" for name, value in lines)
+
+
+def _batch_lines(batches: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if batches is None:
+        return []
+    if not batches["active"]:
+        return [("batch socket", _feature(batches))]
+    connections = format_count(batches["connections"], "connection")
+    requests = format_count(sum(batches["requests"].values()), "request")
+    return [
+        (
+            "batch socket",
+            f"{connections}; {requests}, {batches['waiting']} waiting, {batches['failed']} failed",
+        )
+    ]
 
 
 def _plain(value: object) -> object:

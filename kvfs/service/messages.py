@@ -270,7 +270,7 @@ def encode(message: Request | Answer) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_request(packet: bytes) -> Request:
+def decode_request(packet: bytes | memoryview) -> Request:
     """Raises UsageError for what is no request."""
     try:
         return _requests.decode(packet)
