@@ -96,6 +96,14 @@ class Owner:
         return self.format()
 
 
+def new_owner(parent: Owner, mode: int, uid: int, gid: int) -> Owner:
+    """That of a new entry in a directory: it belongs to its maker, and to the group of a setgid directory."""
+    inherits = parent.mode & stat.S_ISGID
+    if inherits and stat.S_ISDIR(mode):
+        mode |= stat.S_ISGID
+    return Owner(mode, uid, parent.gid if inherits else gid)
+
+
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """How long a page lives, in seconds above 0, and since when, in nanoseconds since 1970; 0 before it was

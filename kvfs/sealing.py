@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import trio
 import xxhash
@@ -24,6 +24,8 @@ from kvfs.page import DIGEST, HUGEPAGE, OWNER, SPARSE, Digest, shown
 from kvfs.steps import step
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvfs.holding import Holding
     from kvfs.pool import Pool
     from kvfs.tiers.dram import DramTier
@@ -98,6 +100,19 @@ class _Waiting:
 _Due: TypeAlias = tuple[float, int, _Waiting]
 
 
+class Examined(NamedTuple):
+    """What was found out of the bytes of a draft; ``is_huge``: all of it that can lies on hugepages."""
+
+    digest: Digest
+    is_huge: bool
+
+
+def examine_file(tier: DramTier, fd: int, size: int) -> Examined:
+    """In a thread: moves a file of ``size`` bytes to hugepages, then computes its digest."""
+    is_huge = tier.collapse(fd, size) if size >= HUGEPAGE else True
+    return Examined(digest_file(fd), is_huge)
+
+
 @dataclass(slots=True)
 class _Examination:
     """A draft whose digest is being computed, through a descriptor of its own."""
@@ -107,17 +122,14 @@ class _Examination:
     size: int
     epoch: int
     sparse: bool
-    digest: Digest | None = None
-    huge: bool = True
+    examined: Examined | None = None
     error: Exception | None = None
 
     def run(self, tier: DramTier) -> None:
-        """In a thread: moves the file to hugepages, then computes its digest."""
+        """In a thread."""
         try:
             step("seal.begun")
-            if self.size >= HUGEPAGE:
-                self.huge = tier.collapse(self.fd, self.size)
-            self.digest = digest_file(self.fd)
+            self.examined = examine_file(tier, self.fd, self.size)
             step("seal.digested")
         except Exception as error:  # one draft's trouble, and not that of the others in the thread
             self.error = error
@@ -318,10 +330,8 @@ class Sealer:
             elif examination.error is not None:
                 raise examination.error
             else:
-                assert examination.digest is not None
-                self._store(waiting.entry, waiting.holding, examination.digest, examination.sparse)
-                if not examination.huge and self._pool.tier.hugepages_active:
-                    self._pool.counters.small_page_files += 1
+                assert examination.examined is not None
+                self.store(waiting.entry, waiting.holding, examination.examined, examination.sparse)
         self._end(waiting)
 
     def _end(self, waiting: _Waiting) -> None:
@@ -332,7 +342,21 @@ class Sealer:
         self._pool.settle(waiting.entry)
         self._no_longer(waiting)
 
-    def _store(self, entry: Entry, holding: Holding, digest: Digest, sparse: bool) -> None:
+    async def examine(self, files: Sequence[tuple[int, int]]) -> list[Examined]:
+        """Of drafts that nobody can write any more, as descriptors and sizes in bytes. Raises OSError where
+        one cannot be read."""
+        tier = self._pool.tier
+
+        def run() -> list[Examined]:
+            return [examine_file(tier, fd, size) for fd, size in files]
+
+        if sum(size for _, size in files) <= INLINE_BYTES:
+            return run()
+        return await trio.to_thread.run_sync(run, limiter=self._threads)
+
+    def store(self, entry: Entry, holding: Holding, examined: Examined, sparse: bool) -> None:
+        """Makes a draft of which that was found out a page."""
+        digest = examined.digest
         tier = self._pool.tier
         tier.set_attribute(holding.read_fd, OWNER, entry.owner.format().encode())
         step("seal.owned")
@@ -345,6 +369,8 @@ class Sealer:
         entry.size = self._pool.index.intern_size(digest.size)
         self._pool.counters.sealed += 1
         self._pool.counters.sealed_bytes += digest.size
+        if not examined.is_huge and tier.hugepages_active:
+            self._pool.counters.small_page_files += 1
         self._pool.sealed(entry, is_pinned=is_pinned)
 
     def _drop(self, entry: Entry, reason: str, detail: str = "") -> None:

@@ -25,7 +25,7 @@ from kvfs.fs.lifetimes import NAMES as LIFETIMES
 from kvfs.fs.lifetimes import LifetimeAttributes
 from kvfs.fs.requests import NAMES, Requests
 from kvfs.index import Directory, Entry
-from kvfs.page import RESERVED, Owner
+from kvfs.page import RESERVED, Owner, new_owner
 from kvfs.pool import Pool
 from kvfs.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
 
@@ -205,11 +205,7 @@ class Operations(pyfuse3.Operations):
     # New names
 
     def _owner(self, parent: Directory, mode: int, ctx: pyfuse3.RequestContext) -> Owner:
-        """A new entry belongs to its maker, and to the group of a setgid directory."""
-        inherits = parent.owner.mode & stat.S_ISGID
-        if inherits and stat.S_ISDIR(mode):
-            mode |= stat.S_ISGID
-        return Owner(mode, ctx.uid, parent.owner.gid if inherits else ctx.gid)
+        return new_owner(parent.owner, mode, ctx.uid, ctx.gid)
 
     async def _made(self, make: Callable[[], Entry]) -> Entry:
         """Makes an entry; where there is no room for even that, evicts a little and tries once more."""

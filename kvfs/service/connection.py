@@ -86,8 +86,8 @@ class Connection:
             return False
         if request.version != VERSION:
             error = VersionMismatch(
-                f"the client speaks version {request.version} of the protocol and the daemon {VERSION}: use the "
-                "same kvfs for both, and mount anew after an upgrade"
+                f"the client speaks version {request.version} of the protocol and the daemon {VERSION}: use "
+                "the same kvfs for both, and mount anew after an upgrade"
             )
             await self._send(self._service.failed(request.number, error))
             return False

@@ -13,7 +13,9 @@ import trio
 from kvfs.counters import LimitedLog
 from kvfs.errors import Busy, ConnectionLost, KvfsError, UsageError
 from kvfs.service import messages
+from kvfs.service.changing import Changing
 from kvfs.service.connection import Connection
+from kvfs.service.drafts import Drafts
 from kvfs.service.messages import MOST_DESCRIPTORS, MOST_KEYS, Failed, Request
 from kvfs.service.reading import Reading
 from kvfs.service.replies import Reply, code_of
@@ -30,7 +32,7 @@ MOST_CONNECTIONS = 1024
 MOST_WAITING = 4096
 """Requests of all connections that wait for something."""
 
-_LIMITS: Final[dict[type, int]] = {messages.Open: MOST_DESCRIPTORS}
+_LIMITS: Final[dict[type, int]] = {messages.Open: MOST_DESCRIPTORS, messages.Create: MOST_DESCRIPTORS}
 """How many keys a request may name, where that is not `MOST_KEYS`."""
 
 
@@ -44,12 +46,16 @@ class Service:
         self._catch_up = catch_up
         self._log = LimitedLog(log)
         self._view = ReadOnlyView(pool.tier)
-        self._reading = reading = Reading(pool, openings, self._view)
+        reading = Reading(pool, openings, self._view)
+        self._drafts = drafts = Drafts(pool, openings)
+        changing = Changing(pool, reading)
         self._at_once: dict[type, Callable[[Any, Session], Reply | None]] = {
             messages.Exists: reading.exists_now,
             messages.MatchPrefix: reading.match_prefix_now,
             messages.Open: reading.open_now,
             messages.Touch: reading.touch_now,
+            messages.Create: drafts.create_now,
+            messages.Abort: drafts.abort_now,
         }
         """What is tried without waiting; None where that cannot be done."""
         self._waiting: dict[type, Callable[[Any, Session], Awaitable[Reply]]] = {
@@ -57,6 +63,9 @@ class Service:
             messages.MatchPrefix: reading.match_prefix,
             messages.Open: reading.open,
             messages.Touch: reading.touch,
+            messages.Create: drafts.create,
+            messages.Commit: drafts.commit,
+            messages.Delete: changing.delete,
         }
         self.connections = 0
         self.waiting = 0
@@ -168,7 +177,7 @@ class Service:
 
     def ended(self, session: Session) -> None:
         """The client has gone."""
-        session.has_ended = True
+        self._drafts.ended(session)
 
     # What is told of it
 
@@ -179,6 +188,7 @@ class Service:
             "requests": dict(self.requests),
             "failed": self.failures,
             "waiting": self.waiting,
+            **self._drafts.statistics(),
         }
 
     def close(self) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
 
 from kvfs.service.peers import Peer
+
+if TYPE_CHECKING:
+    from kvfs.service.drafts import Draft
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """``has_ended``: the client has gone."""
+    """``drafts`` by their numbers, which are never used twice."""
 
     peer: Peer
-    has_ended: bool = False
+    drafts: dict[int, Draft] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))

@@ -1,0 +1,66 @@
+"""What clients ask to be done with pages that are there."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import trio
+
+from kvfs.errors import KvfsError
+from kvfs.service.finding import FORBIDDEN, Finder
+from kvfs.service.messages import ABSENT, DONE, Codes, Delete
+from kvfs.service.peers import SEARCH, WRITE
+from kvfs.service.replies import Reply, code_of
+
+if TYPE_CHECKING:
+    from kvfs.pool import Pool
+    from kvfs.service.peers import Peer
+    from kvfs.service.reading import Reading
+    from kvfs.service.session import Session
+
+INLINE_FREED = 16 << 20
+"""Bytes: a thread costs more than giving so much memory back."""
+
+
+class Changing:
+    """Belongs to the event loop."""
+
+    def __init__(self, pool: Pool, reading: Reading) -> None:
+        self._pool = pool
+        self._reading = reading
+
+    async def delete(self, request: Delete, session: Session) -> Reply:
+        await self._reading.discover(request.keys)
+        codes = []
+        for key in request.keys:
+            try:
+                codes.append(await self._delete(key, session.peer))
+            except (KvfsError, OSError) as error:
+                codes.append(code_of(error))
+        return Reply(Codes(request.number, codes))
+
+    async def _delete(self, key: bytes, peer: Peer) -> int:
+        """As unlink(2) would, of a file only."""
+        pool = self._pool
+        path, _, name = key.rpartition(b"/")
+        while True:
+            directory = Finder(pool, peer).directory(path)
+            if isinstance(directory, int):
+                return directory
+            entry = directory.children.get(name)
+            if entry is None or not entry.is_file:
+                return ABSENT
+            if not peer.may(directory.owner, WRITE | SEARCH) or not peer.may_replace(directory, entry):
+                return FORBIDDEN
+            storage = pool.storage
+            if storage is None or entry.stored is None or storage.walked.is_set():
+                break
+            await storage.walked.wait()
+        fd = pool.names.unlink(directory, name)
+        pool.face.invalidate(directory.number, name)
+        if fd >= 0 and os.fstat(fd).st_blocks * 512 > INLINE_FREED:
+            await trio.to_thread.run_sync(os.close, fd)
+        elif fd >= 0:
+            os.close(fd)
+        return DONE
