@@ -121,6 +121,13 @@ class Directory(Entry):
         super().__init__(number, parent, name, owner, OTHER)
         self.children: dict[bytes, Entry] = {}
 
+    def below(self) -> Iterator[Entry]:
+        """Everything in it and in its directories."""
+        for child in self.children.values():
+            yield child
+            if isinstance(child, Directory):
+                yield from child.below()
+
     def child_path(self, name: bytes) -> bytes:
         """The relative path of a name in this directory."""
         path = self.path()

@@ -31,8 +31,8 @@ def at_once(call: Callable[Arguments, Result]) -> Callable[Arguments, Work[Resul
     """A function that does its work in one go, as such work."""
 
     def work(*arguments: Arguments.args, **options: Arguments.kwargs) -> Work[Result]:
+        yield from ()
         return call(*arguments, **options)
-        yield
 
     return work
 
@@ -57,8 +57,8 @@ def _begin(work: Work[Result]) -> Work[Result]:
 
 
 def _ended(result: outcome.Error) -> Work[Result]:
+    yield from ()
     if isinstance(result.error, StopIteration):
         ended: Result = result.error.value
         return ended
-    result.unwrap()
-    yield
+    return result.unwrap()

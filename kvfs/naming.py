@@ -32,6 +32,11 @@ class Naming:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
+    def _may_be_on_ssd(self, entry: Entry) -> bool:
+        """Whether the SSD may have a copy of something, as far as that is known."""
+        storage = self._pool.storage
+        return entry.stored is not None or (storage is not None and not storage.walked.is_set())
+
     # New entries
 
     def create(self, parent: Directory, name: bytes, owner: Owner) -> Entry:
@@ -79,13 +84,14 @@ class Naming:
         pool.directories.use(parent)
         return pool.index.add(parent, name, owner, OTHER)
 
-    def _require_linked(self, directory: Directory) -> None:
+    def require_linked(self, directory: Directory) -> None:
+        """NoSuchPage for a directory that was removed: nothing new can be in it."""
         if directory.parent is None and directory is not self._pool.index.root:
             raise NoSuchPage("the directory was removed")
 
     def _new_path(self, parent: Directory, name: bytes) -> bytes:
         """Where a new name lies; NoSuchPage in a removed directory, NameTooLong beyond the limit."""
-        self._require_linked(parent)
+        self.require_linked(parent)
         path = parent.child_path(name)
         if len(path) >= LONGEST_PATH:
             raise NameTooLong("the path from the root of the mount is too long")
@@ -104,7 +110,7 @@ class Naming:
         else:
             pool.tier.link(entry.path(), path)
             pool.directories.use(parent)
-        if entry.stored is not None:
+        if self._may_be_on_ssd(entry):
             pool.history.link(entry.path(), path)
         pool.index.add_link(entry, parent, name)
         pool.changed(entry)
@@ -126,7 +132,7 @@ class Naming:
                 if entry is None:
                     raise
         step("unlink.dram")
-        if entry is not None and entry.stored is not None:
+        if entry is not None and self._may_be_on_ssd(entry):
             pool.history.unlink(path)
         pool.directories.use(parent)
         removed = pool.index.remove(parent, name)
@@ -150,7 +156,7 @@ class Naming:
     def rename(self, old: Directory, old_name: bytes, new: Directory, new_name: bytes, flags: int) -> int:
         """rename(2) with its flags. Returns a descriptor to close, of what was replaced, or -1."""
         pool = self._pool
-        self._require_linked(new)
+        self.require_linked(new)
         one, other = old.children.get(old_name), new.children.get(new_name)
         if isinstance(one, Directory):
             require_reachable(one, len(new.child_path(new_name)))
@@ -217,9 +223,9 @@ class Naming:
     def _rename_on_ssd(self, one: Entry, old: bytes, other: Entry | None, new: bytes, flags: int) -> None:
         """A page that is not stored yet will be under its new name; what it replaces must go there."""
         history = self._pool.history
-        if one.stored is not None or one.is_directory:
+        if self._may_be_on_ssd(one) or one.is_directory:
             history.rename(old, new, flags & RENAME_EXCHANGE)
-        elif other is not None and (other.stored is not None or other.is_directory):
+        elif other is not None and (self._may_be_on_ssd(other) or other.is_directory):
             if flags & RENAME_EXCHANGE:
                 history.rename(new, old, 0)
             else:

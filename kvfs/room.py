@@ -221,9 +221,16 @@ class Evictor:
                 possible = await self._can_free(missing)
                 if possible:
                     await self._free(missing)
-            if not possible and not await self._pool.sealer.progress(deadline):
+            if not possible and not await self._progress(deadline):
                 return False
         return True
+
+    async def _progress(self, deadline: float) -> bool:
+        """Waits until something may have become evictable; says whether there was anything to wait for."""
+        storage = self._pool.storage
+        if await self._pool.sealer.progress(deadline):
+            return True
+        return storage is not None and await storage.history.progress(deadline)
 
     def _free_bytes(self) -> int:
         return self._pool.tier.room().free_bytes
@@ -262,6 +269,7 @@ class Evictor:
         is_page = entry.state in (SEALED, UNCHECKED)
         if storage is not None and is_page:
             await storage.demotions.copy(entry)
+            await storage.precautions.before_leaving_dram(entry)
         async with self._lock:
             if entry.state == STORED:
                 return
@@ -387,6 +395,8 @@ class Evictor:
         """The only descriptor of a page, ours included, or -1 while somebody uses the page."""
         pool = self._pool
         holding = entry.holding
+        if pool.storage is not None and not pool.storage.precautions.may_leave_dram(entry):
+            return -1
         if entry.ready_id and not pool.idle.release_ready(entry):
             return -1
         if holding is not None and (holding.in_use or pool.face.withdraw(entry)):

@@ -77,6 +77,13 @@ class Operations(pyfuse3.Operations):
         await self._child(directory, name)
         return directory
 
+    async def _taking(self, number: int, name: bytes) -> Directory:
+        """The directory in which ``name`` is about to be given to what may be in DRAM."""
+        directory = await self._changing(number, name)
+        self._pool.names.require_linked(directory)
+        await self._pool.history.vacated(directory.child_path(name))
+        return directory
+
     async def _child(self, directory: Directory, name: bytes) -> Entry | None:
         """What has a name. Until the SSD has been walked it may have pages that the index does not know."""
         entry = directory.children.get(name)
@@ -220,7 +227,7 @@ class Operations(pyfuse3.Operations):
     async def create(
         self, parent_inode: InodeT, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        parent = await self._changing(parent_inode, name)
+        parent = await self._taking(parent_inode, name)
         existing = parent.children.get(name)
         if existing is not None and not flags & os.O_EXCL:
             # Somebody made it since the kernel looked; the file that is there is the one to open.
@@ -237,7 +244,7 @@ class Operations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         if parent_inode == control.NUMBER:
             return self._control.make_socket(name, mode, ctx.pid)
-        parent = await self._changing(parent_inode, name)
+        parent = await self._taking(parent_inode, name)
         owner = self._owner(parent, mode, ctx)
         if stat.S_ISREG(mode):
             entry = await self._made(lambda: self._pool.names.create(parent, name, owner))
@@ -251,14 +258,14 @@ class Operations(pyfuse3.Operations):
     async def mkdir(
         self, parent_inode: InodeT, name: bytes, mode: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        parent = await self._changing(parent_inode, name)
+        parent = await self._taking(parent_inode, name)
         owner = self._owner(parent, mode, ctx)
         return self._reply(await self._made(lambda: self._pool.names.create_directory(parent, name, owner)))
 
     async def symlink(
         self, parent_inode: InodeT, name: bytes, target: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        parent = await self._changing(parent_inode, name)
+        parent = await self._taking(parent_inode, name)
         owner = self._owner(parent, stat.S_IFLNK | 0o777, ctx)
         return self._reply(
             await self._made(lambda: self._pool.names.create_other(parent, name, owner, target))
@@ -267,7 +274,7 @@ class Operations(pyfuse3.Operations):
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        parent = await self._changing(new_parent_inode, new_name)
+        parent = await self._taking(new_parent_inode, new_name)
         entry = self._entry(inode)
         await self._walked(entry)
         self._pool.names.link(entry, parent, new_name)
@@ -309,8 +316,13 @@ class Operations(pyfuse3.Operations):
         if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE):
             raise FUSEError(errno.EINVAL)
         old = await self._changing(parent_inode_old, name_old)
-        new = await self._changing(parent_inode_new, name_new)
+        new = await self._taking(parent_inode_new, name_new)
         await self._walked(old.children.get(name_old), new.children.get(name_new))
+        if flags & RENAME_EXCHANGE and self._pool.storage is not None:
+            await self._pool.history.vacated(old.child_path(name_old))
+            await self._pool.storage.precautions.before_exchange(
+                old.children.get(name_old), new.children.get(name_new)
+            )
         await self._files.let_go(self._pool.names.rename(old, name_old, new, name_new, flags))
 
     # Listings

@@ -8,17 +8,17 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
-from kvfs.errors import AttributeMissing, DamagedPage, NoSuchPage
+from kvfs.errors import AttributeMissing, DamagedPage, NoSuchPage, TierFailed, TimedOut
 from kvfs.garbage import making_what_stays
-from kvfs.index import OTHER, SEALED, STORED, UNCHECKED, Directory, Entry
-from kvfs.page import DIGEST, OWNER, TTL, Digest, Owner
+from kvfs.index import OTHER, STORED, Directory, Entry
+from kvfs.page import OWNER, TTL, Owner
 from kvfs.sizes import format_count, format_size
 from kvfs.storage import described
-from kvfs.storage.described import RESIDENT
+from kvfs.storage.conflicts import Conflicts
 from kvfs.storage.directory_times import recorded_ns
 from kvfs.storage.set_aside import copies_were_set_aside
 from kvfs.tiers.ssd_directory import is_ours
@@ -32,12 +32,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvfs.storage.adoption")
 
+MOST_LOOKS: Final = 16
+"""How often names that changed during the walk are looked at, since others change meanwhile."""
+
 
 class Adoption:
     """One walk over the SSD; what DRAM has already is right where the two differ."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._conflicts = Conflicts(storage)
         self._by_inode: dict[int, Entry] = {}
         self._pages: list[tuple[int, Entry]] = []
         self._bytes = 0
@@ -54,6 +58,7 @@ class Adoption:
             set_aside = partial(copies_were_set_aside, storage)
             with making_what_stays(lambda: self.found):
                 findings = await scan_in_background(storage.tier, self.adopt, set_aside)
+                await self._look_again()
                 self._put_in_order()
         except OSError as error:
             storage.give_up(f"it cannot be walked: {error.strerror}")
@@ -69,6 +74,25 @@ class Adoption:
             format_count(sum(findings.damaged.values()), "page"),
             format_count(findings.foreign, "file"),
         )
+
+    async def _look_again(self) -> None:
+        """At what names mean there that changed during the walk. Then DRAM and the SSD can be compared."""
+        storage, history = self._storage, self._storage.history
+        for _ in range(MOST_LOOKS):
+            for path in list(history.named):
+                history.named.discard(path)
+                self._conflicts.forget(path)
+                with suppress(TierFailed, TimedOut):
+                    await history.followed(path)
+                    found = await storage.in_thread(lambda path: look(storage.tier, path), path)
+                    if found is not None and not found.is_directory:
+                        self.adopt([found])
+            if await self._conflicts.resolve():
+                return
+        for path in [*history.named, *self._conflicts.paths()]:  # names change faster than one can look
+            entry = storage.pool.index.find(path)
+            if entry is None or entry.stored is None:
+                history.unlink(path)
 
     def _put_in_order(self) -> None:
         """By the time of the last use; what was used meanwhile is there already."""
@@ -130,14 +154,17 @@ class Adoption:
         storage, pool = self._storage, self._storage.pool
         existing = parent.children.get(name)
         digest, owner = found.record.digest, found.record.owner
+        if found.path in storage.history.named:  # it may have another name by now, or none
+            return
         if existing is not None:
-            if existing.stored is not None or existing in storage.rewritten:
+            if existing.stored is not None:
                 return
-            if self._is_copy(existing, digest):
-                existing.stored = RESIDENT
-                self._link(existing, found.path)
-            else:
+            if digest is None or existing in storage.rewritten:
                 storage.history.unlink(found.path)
+            elif self._conflicts.digest(existing) == digest:
+                self._conflicts.has_copy(existing, found.path)
+            else:
+                self._conflicts.add(found.path, digest)
             return
         if digest is None or owner is None or not stat.S_ISREG(owner.mode):
             storage.history.unlink(found.path)
@@ -156,23 +183,6 @@ class Adoption:
             self._by_inode[found.inode] = entry
         self._pages.append((max(found.atime_ns, found.mtime_ns), entry))
         self._bytes += found.size
-
-    def _link(self, entry: Entry, path: bytes) -> None:
-        """The SSD has a page under one of its names. It may not have followed the others before a crash, and
-        the page will be asked for by any of them."""
-        for parent, name in entry.names():
-            if (other := parent.child_path(name)) != path:
-                self._storage.history.link(path, other)
-
-    def _is_copy(self, entry: Entry, digest: Digest | None) -> bool:
-        """Whether a page in DRAM is the same as one on the SSD."""
-        if entry.state not in (SEALED, UNCHECKED):
-            return False
-        try:
-            text = self._storage.pool.tier.get_attribute(entry.path(), DIGEST)
-        except (AttributeMissing, FileNotFoundError):
-            return False
-        return Digest.parse(text) == digest
 
 
 def look(tier: SsdTier, path: bytes) -> Stored | None:

@@ -28,6 +28,7 @@ from kvfs.counters import LimitedLog
 from kvfs.errors import NotStorable, TierFailed, means_in_the_way, means_no_room, means_too_large
 from kvfs.page import OWNER, Owner
 from kvfs.steps import step as pass_step
+from kvfs.syscalls import RENAME_EXCHANGE
 from kvfs.tiers import ssd_following as following
 from kvfs.tiers.ssd_names import prefixes
 from kvfs.tiers.ssd_tree import SsdTree
@@ -51,12 +52,14 @@ Done = Callable[[Exception | None], None]
 
 class Step(NamedTuple):
     """One thing to do on the SSD, and whom to tell on the event loop that it was done, or why not. Until then
-    ``moves`` and all below them lie elsewhere there, and the attributes of ``changes`` are older."""
+    ``moves`` and all below them lie elsewhere there, the attributes of ``changes`` are older, and under
+    ``vacates`` lies what has another name already."""
 
     work: Callable[[], object]
     done: Done | None
     moves: Sequence[bytes] = ()
     changes: Sequence[bytes] = ()
+    vacates: Sequence[bytes] = ()
 
 
 def _is_change(step: Step) -> bool:
@@ -84,6 +87,8 @@ class NoHistory:
 
     def set_times(self, path: bytes, access_ns: int, modification_ns: int) -> None: ...
 
+    async def vacated(self, path: bytes) -> None: ...
+
 
 class History(NoHistory):
     """Steps that wait for the SSD. Belongs to the event loop but for the steps' work."""
@@ -107,6 +112,8 @@ class History(NoHistory):
         """How many steps that wait give each path another meaning, or will."""
         self._changes: Counter[bytes] = Counter()
         """The same for attributes."""
+        self._vacates: Counter[bytes] = Counter()
+        """The same for paths whose file on the SSD is needed under another name."""
         self._changed = trio.Event()
         self._progress = trio.Event()
         """Set, and replaced, whenever steps were done or the SSD failed to."""
@@ -120,6 +127,10 @@ class History(NoHistory):
         self._begun = trio.Event()
         self.is_busy = False
         """Whether the thread does steps now; it goes on when the mount has ended meanwhile."""
+        self.named: set[bytes] = set()
+        """While the SSD is walked, the names whose meaning steps have changed or will: what the walk saw
+        there may be as it was before."""
+        self._is_walked = False
         self.renames = 0
         """How many renames there were: whoever asks the SSD by a path asks again when one came between."""
 
@@ -137,6 +148,7 @@ class History(NoHistory):
         *,
         moves: Sequence[bytes] = (),
         changes: Sequence[bytes] = (),
+        vacates: Sequence[bytes] = (),
     ) -> None:
         """One more step. An error of the disk is tried again until it passes; any other goes to ``done``.
         Without ``done`` a step is tried again after every error but those that say that the SSD can never
@@ -150,10 +162,18 @@ class History(NoHistory):
             self.give_up(f"{LONGEST} changes wait for the SSD tier, which does not answer: {self.failure}")
             self.append(work, done, moves=moves, changes=changes)
             return
-        self._steps.append(Step(work, done, moves, changes))
+        self._steps.append(Step(work, done, moves, changes, vacates))
         self._moves.update(moves)
         self._changes.update(changes)
+        self._vacates.update(vacates)
+        if not self._is_walked:
+            self.named.update(moves)
         self._changed.set()
+
+    def walked(self) -> None:
+        """The walk over the SSD is over."""
+        self._is_walked = True
+        self.named.clear()
 
     def give_up(self, reason: str) -> None:
         """Nothing is done any more; what waits is told so. Nothing happens the second time."""
@@ -170,7 +190,11 @@ class History(NoHistory):
     def _take(self) -> Step:
         """The oldest step waits no more."""
         step = self._steps.popleft()
-        for counts, paths in ((self._moves, step.moves), (self._changes, step.changes)):
+        for counts, paths in (
+            (self._moves, step.moves),
+            (self._changes, step.changes),
+            (self._vacates, step.vacates),
+        ):
             for path in paths:
                 counts[path] -= 1
                 if not counts[path]:
@@ -194,11 +218,15 @@ class History(NoHistory):
         self.append(lambda: following.unlink(self._tier, path), moves=(path,))
 
     def link(self, old: bytes, new: bytes) -> None:
-        self.append(lambda: following.link(self._tier, old, new), moves=(new,))
+        self.append(lambda: following.link(self._tier, old, new), moves=(new,), vacates=(old,))
 
     def rename(self, old: bytes, new: bytes, flags: int) -> None:
         self.renames += 1
-        self.append(lambda: following.rename(self._tier, old, new, flags), moves=(old, new))
+        self.append(
+            lambda: following.rename(self._tier, old, new, flags),
+            moves=(old, new),
+            vacates=(old, new) if flags & RENAME_EXCHANGE else (old,),
+        )
 
     def set_owner(self, path: bytes, owner: Owner) -> None:
         self.set_attribute(path, OWNER, owner.format().encode())
@@ -226,6 +254,16 @@ class History(NoHistory):
                 raise TierFailed(f"the SSD tier does not follow the mount: {self.failure}")
             await self._progress.wait()
 
+    async def progress(self, deadline: float) -> bool:
+        """Waits until some steps were done, until a time of trio's clock; says whether there were any to wait
+        for, and that the SSD does them."""
+        if not self._steps or self.failure:
+            return False
+        with trio.move_on_at(deadline):
+            await self._progress.wait()
+            return True
+        return False
+
     async def caught_up(self) -> None:
         """Waits as `settled`, and raises as `wait_for`."""
         await self.wait_for(lambda: not self._steps)
@@ -233,6 +271,12 @@ class History(NoHistory):
     async def followed(self, path: bytes) -> None:
         """Waits until a path means the same on the SSD as in the mount, and raises as `wait_for`."""
         await self.wait_for(lambda: not self.concerns(path))
+
+    async def vacated(self, path: bytes) -> None:
+        """Waits until a name can be given to something in DRAM, and raises as `wait_for`. While the SSD has
+        under it what the mount has elsewhere, a daemon that is killed would leave two pages of one name, and
+        the next would drop that of the SSD."""
+        await self.wait_for(lambda: path not in self._vacates)
 
     def concerns(self, path: bytes) -> bool:
         """Whether steps that wait have to do with what a path means."""

@@ -28,6 +28,7 @@ from kvfs.storage.described import RESIDENT
 from kvfs.storage.directory_times import DirectoryTimes
 from kvfs.storage.history import History
 from kvfs.storage.place import Place
+from kvfs.storage.precautions import Precautions
 from kvfs.storage.promotion import Promotions
 from kvfs.storage.space import Space
 from kvfs.storage.unstored import Unstored
@@ -92,6 +93,7 @@ class Storage:
         self.health = Health("SSD tier")
         self.space = Space(self)
         self.history = History(tier, self._lose, lambda: self.io_timeout, self.space.make_at_once)
+        self.precautions = Precautions(self)
         self.place = Place(self)
         self.demotions = Demotions(
             self, Unstored(settle_seconds, write_delay_seconds), Admission(write_policy)
@@ -196,6 +198,7 @@ class Storage:
         attributes: dict[str, bytes] = {}
         with suppress(OSError, KvfsError):  # nobody is kept from writing by a disk that does not answer
             attributes = await self.ask(entry, self._kept_attributes)
+        await self.precautions.before_writing_anew(entry)
         if entry.state != STORED or entry.parent is None:
             return
         (parent, name), *links = entry.names()

@@ -43,6 +43,7 @@ class Walk:
         if not storage.walked.is_set():
             storage.walked.set()
             storage.rewritten.clear()
+            storage.history.walked()
             storage.on_walked()
 
     async def _watch(self, walk: trio.CancelScope) -> None:

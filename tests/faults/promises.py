@@ -18,8 +18,7 @@ class Promises:
     have after a crash, None for nothing: all that it had in that time, since the SSD follows a little later.
     ``kept`` and ``stored``: versions that were seen sealed, and seen on the SSD; they outlive the daemon, and
     the machine, under one of the names that they had in that time. ``firm``: names that mean exactly one
-    version while DRAM is there, whatever the SSD did not follow. ``displaced``: versions of which another
-    took a name in that time. Where the SSD has one under that name still, and DRAM the other, DRAM is right.
+    version while DRAM is there, whatever the SSD did not follow.
     """
 
     def __init__(self) -> None:
@@ -28,7 +27,6 @@ class Promises:
         self.kept: set[int] = set()
         self.stored: set[int] = set()
         self.firm: dict[str, int] = {}
-        self.displaced: set[int] = set()
         self._names: defaultdict[int, set[str]] = defaultdict(set)
 
     def _note(self, *words: object) -> None:
@@ -47,7 +45,6 @@ class Promises:
             self._may_end(name, old)
         if version is not None:
             self._names[version].add(name)
-            self.displaced |= {one for one, names in self._names.items() if name in names and one != version}
 
     def _may_end(self, name: str, version: int) -> None:
         if all(other == name for other, one in self.now.items() if one == version):
@@ -99,7 +96,6 @@ class Promises:
     def _begin(self) -> None:
         self.may.clear()
         self._names.clear()
-        self.displaced.clear()
         for name, version in self.now.items():
             self.may[name].add(version)
             self._names[version].add(name)
@@ -107,10 +103,6 @@ class Promises:
         self.firm = dict(self.now)
 
     # After a crash
-
-    def daemon_is_gone(self) -> None:
-        """The daemon ended, and the next one has its DRAM. What it then finds displaced is not kept there."""
-        self.stored -= self.displaced
 
     def broken_by(self, found: dict[str, int], *, has_dram: bool) -> list[str]:
         """What was promised and is not so; ``found`` is what every name means after a crash."""
@@ -126,7 +118,7 @@ class Promises:
         ]
         broken += [
             f"version {version} is lost: it had the names {self._names[version]}"
-            for version in (self.kept - self.displaced if has_dram else self.stored)
+            for version in (self.kept if has_dram else self.stored)
             if all(found.get(name) != version for name in self._names[version])
         ]
         if has_dram:

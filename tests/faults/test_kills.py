@@ -53,8 +53,6 @@ class Rounds:
         self._has_dram = self._has_dram and not reboot
         if reboot:
             self._mount.reboot()
-        else:
-            self._promises.daemon_is_gone()
 
     def _serve(self, step: str, *, settle: bool) -> None:
         self._mount.start(step)

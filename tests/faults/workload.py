@@ -37,10 +37,10 @@ class Workload:
             self.overwrite: 14,
             self.read: 22,
             self.rename: 10,
-            self.exchange: 3,
+            self.exchange: 8,
             self.link: 3,
             self.unlink: 8,
-            self.evict: 9,
+            self.evict: 12,
             self.rename_directory: 2,
             self.wait: 1,
         }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import time
+from contextlib import suppress
 
+from kvfs.errors import TierFailed
 from kvfs.index import SEALED, STORED, UNCHECKED, Entry
 from kvfs.page import Digest, digest_of
 from kvfs.pool import Pool
@@ -46,7 +48,10 @@ async def demoted(pool: Pool, name: bytes, data: bytes) -> Entry:
 
 
 async def empty_dram(pool: Pool) -> None:
-    """Every page that nobody uses leaves DRAM."""
+    """Every page that nobody uses leaves DRAM, once the SSD has it under its name."""
+    assert pool.storage is not None
+    with suppress(TierFailed):
+        await pool.storage.history.caught_up()
     await pool.evictor.free(sum(pool.status(entry).st_blocks * 512 for entry in pool.policy.victims()))
 
 
