@@ -9,13 +9,14 @@ import trio
 
 from kvfs.errors import KvfsError
 from kvfs.service.finding import FORBIDDEN, Finder
-from kvfs.service.messages import ABSENT, DONE, Codes, Delete
+from kvfs.service.messages import ABSENT, DONE, Codes, Delete, Pin, Prefetch
 from kvfs.service.peers import SEARCH, WRITE
 from kvfs.service.replies import Reply, code_of
 
 if TYPE_CHECKING:
     from kvfs.pool import Pool
     from kvfs.service.peers import Peer
+    from kvfs.service.prefetching import Prefetches
     from kvfs.service.reading import Reading
     from kvfs.service.session import Session
 
@@ -26,9 +27,36 @@ INLINE_FREED = 16 << 20
 class Changing:
     """Belongs to the event loop."""
 
-    def __init__(self, pool: Pool, reading: Reading) -> None:
+    def __init__(self, pool: Pool, reading: Reading, prefetches: Prefetches) -> None:
         self._pool = pool
         self._reading = reading
+        self._prefetches = prefetches
+
+    async def prefetch(self, request: Prefetch, session: Session) -> Reply:
+        await self._reading.discover(request.keys)
+        found = self._reading.entries(request.keys, session.peer)
+        codes = [one if isinstance(one, int) else self._prefetches.add(one) for one in found]
+        return Reply(Codes(request.number, codes))
+
+    async def pin(self, request: Pin, session: Session) -> Reply:
+        await self._reading.discover(request.keys)
+        codes = [await self._pin(key, session.peer, request.pinned) for key in request.keys]
+        return Reply(Codes(request.number, codes))
+
+    async def _pin(self, key: bytes, peer: Peer, pinned: bool) -> int:
+        entry = Finder(self._pool, peer).find(key)
+        if isinstance(entry, int):
+            return entry
+        if peer.uid not in (0, entry.owner.uid):
+            return FORBIDDEN
+        try:
+            if pinned:
+                await self._pool.lifetimes.pin(entry)
+            else:
+                self._pool.lifetimes.unpin(entry)
+        except (KvfsError, OSError) as error:
+            return code_of(error)
+        return DONE
 
     async def delete(self, request: Delete, session: Session) -> Reply:
         await self._reading.discover(request.keys)

@@ -109,10 +109,11 @@ class Create(_Message, frozen=True, array_like=True, gc=False, tag=4):
 class Commit(_Message, frozen=True, array_like=True, gc=False, tag=5):
     """Makes drafts pages: ``drafts[i]`` under ``keys[i]``. Answered by `Codes`, one for each key.
 
-    First the client lets go of them: no descriptor of a draft may be open, nor a writable mapping
-    (PageInUse). Either all codes are 0, or nothing was changed and the drafts stay: commit them again, or
-    abort. (The one exception is a tier that fails in the middle: the keys with 0 are pages then, and their
-    drafts gone.) A page that has a key is replaced; who reads it keeps it. Directories on the way are made.
+    First the client lets go of them: no descriptor of a draft may be open, no writable mapping (PageInUse).
+    Either all codes are 0, or none is (keys that are not to blame have the code of one that is): then there
+    is no new page and the drafts stay, to be committed again or aborted. The one exception is a tier that
+    fails in the middle: keys with 0 are pages then, and their drafts gone.
+    A page that has a key is replaced; who reads it keeps it. Directories on the way are made.
     ``mode`` is the permission bits of the pages, the umask applied; directories get x where it has r.
     """
 

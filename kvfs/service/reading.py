@@ -121,6 +121,11 @@ class Reading:
         find = Finder(self._pool, peer).find_readable
         return [find(key) for key in keys]
 
+    def visible(self, keys: list[bytes], peer: Peer) -> list[Entry | int]:
+        """The pages whose attributes a peer may see, which takes the directories on the way; or codes."""
+        find = Finder(self._pool, peer).find
+        return [find(key) for key in keys]
+
     async def discover(self, keys: Iterable[bytes]) -> None:
         """Has the index know what the SSD has under these keys, while that is being walked."""
         storage = self._pool.storage

@@ -15,8 +15,10 @@ from kvfs.errors import Busy, ConnectionLost, KvfsError, UsageError
 from kvfs.service import messages
 from kvfs.service.changing import Changing
 from kvfs.service.connection import Connection
+from kvfs.service.describing import Describing
 from kvfs.service.drafts import Drafts
 from kvfs.service.messages import MOST_DESCRIPTORS, MOST_KEYS, Failed, Request
+from kvfs.service.prefetching import Prefetches
 from kvfs.service.reading import Reading
 from kvfs.service.replies import Reply, code_of
 from kvfs.tiers.read_only import ReadOnlyView
@@ -32,7 +34,9 @@ MOST_CONNECTIONS = 1024
 MOST_WAITING = 4096
 """Requests of all connections that wait for something."""
 
-_LIMITS: Final[dict[type, int]] = {messages.Open: MOST_DESCRIPTORS, messages.Create: MOST_DESCRIPTORS}
+_LIMITS: Final[dict[type, int]] = dict.fromkeys(
+    (messages.Open, messages.Create, messages.Stat, messages.OpenStored), MOST_DESCRIPTORS
+)
 """How many keys a request may name, where that is not `MOST_KEYS`."""
 
 
@@ -48,7 +52,9 @@ class Service:
         self._view = ReadOnlyView(pool.tier)
         reading = Reading(pool, openings, self._view)
         self._drafts = drafts = Drafts(pool, openings)
-        changing = Changing(pool, reading)
+        self._prefetches = Prefetches(openings)
+        changing = Changing(pool, reading, self._prefetches)
+        describing = Describing(pool, reading)
         self._at_once: dict[type, Callable[[Any, Session], Reply | None]] = {
             messages.Exists: reading.exists_now,
             messages.MatchPrefix: reading.match_prefix_now,
@@ -65,7 +71,11 @@ class Service:
             messages.Touch: reading.touch,
             messages.Create: drafts.create,
             messages.Commit: drafts.commit,
+            messages.Prefetch: changing.prefetch,
+            messages.Pin: changing.pin,
             messages.Delete: changing.delete,
+            messages.Stat: describing.stat,
+            messages.OpenStored: describing.open_stored,
         }
         self.connections = 0
         self.waiting = 0
@@ -90,6 +100,7 @@ class Service:
         """Serves until it is cancelled; takes the listening socket over."""
         with listener:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._prefetches.run)
                 while True:
                     await trio.lowlevel.wait_readable(listener)
                     try:
@@ -189,6 +200,7 @@ class Service:
             "failed": self.failures,
             "waiting": self.waiting,
             **self._drafts.statistics(),
+            "prefetches": self._prefetches.statistics(),
         }
 
     def close(self) -> None:
