@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from kvfs.errors import KvfsError
-from kvfs.service.finding import FORBIDDEN, Finder
+from kvfs.service.finding import FORBIDDEN, Finder, split
 from kvfs.service.messages import ABSENT, DONE, Codes, Delete, Pin, Prefetch
 from kvfs.service.peers import SEARCH, WRITE
 from kvfs.service.replies import Reply, code_of
@@ -71,7 +71,7 @@ class Changing:
     async def _delete(self, key: bytes, peer: Peer) -> int:
         """As unlink(2) would, of a file only."""
         pool = self._pool
-        path, _, name = key.rpartition(b"/")
+        path, name = split(key)
         while True:
             directory = Finder(pool, peer).directory(path)
             if isinstance(directory, int):

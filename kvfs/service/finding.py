@@ -29,6 +29,12 @@ def check_key(key: bytes) -> bytes:
     return key
 
 
+def split(key: bytes) -> tuple[bytes, bytes]:
+    """The path of the directory, b"" for the root, and the name. What begins with "/" is in no directory."""
+    path, slash, name = key.rpartition(b"/")
+    return path or slash, name
+
+
 class Finder:
     """The keys of one turn of one request: it remembers the directories on their way, and whose pages it has
     met, which are few. Across an await they may change: make another one."""
@@ -41,7 +47,7 @@ class Finder:
 
     def find(self, key: bytes) -> Entry | int:
         """The entry of a page; or a code, which is `ABSENT` where there is none."""
-        path, _, name = key.rpartition(b"/")
+        path, name = split(key)
         directory = self._directories.get(path)
         if directory is None:
             directory = self.directory(path)

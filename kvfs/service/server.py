@@ -112,9 +112,10 @@ class Service:
                         self._pool.idle.give_up_descriptors()
                         await trio.sleep(0.1)
                         continue
-                    nursery.start_soon(self._serve, connected)
+                    nursery.start_soon(self.serve, connected)
 
-    async def _serve(self, connected: socket.socket) -> None:
+    async def serve(self, connected: socket.socket) -> None:
+        """One connection, from its hello to its end."""
         self.connections += 1
         try:
             with connected:

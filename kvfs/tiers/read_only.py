@@ -28,7 +28,9 @@ class ReadOnlyView:
 
     def open(self, path: bytes) -> int:
         """A descriptor for reading the file at a relative path, whose directories are no symlinks: they never
-        are on a tier that only we write to."""
+        are on a tier that only we write to. Raises ValueError for a path that would leave the tier."""
+        if path.startswith(b"/"):
+            raise ValueError(f"not a path below a tier: {path!r}")
         return os.open(path, _FLAGS, dir_fd=self._root)
 
     def close(self) -> None:
