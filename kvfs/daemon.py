@@ -17,7 +17,7 @@ from pathlib import Path
 import pyfuse3
 import trio
 
-from kvfs import adoption, mounts
+from kvfs import adoption, from_outside, mounts
 from kvfs import config as configuration
 from kvfs.config import Config
 from kvfs.copies.choosing import choose
@@ -220,7 +220,7 @@ class Daemon:
         status = parts.status
         if self._tier.oversized:
             await self._pool.evictor.shrink()
-        await trio.to_thread.run_sync(os.statvfs, self._config.mountpoint)
+        await from_outside.ask(self._config.mountpoint)
         if reason := mounting.widen_read_ahead(self._device):  # the kernel sets its own when it starts
             status.degraded.append(reason)
         await parts.batches.open(parts.control.link_socket)
@@ -239,7 +239,7 @@ class Daemon:
         while True:
             await trio.sleep(pause)
             with suppress(OSError):  # of a connection that ends: others see to that
-                await trio.to_thread.run_sync(os.statvfs, self._config.mountpoint)
+                await from_outside.ask(self._config.mountpoint)
             self._manager.tell(WATCHDOG=1, STATUS=status.line())
 
     def _tell_stopping(self) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from kvfs import mounts, syscalls
+from kvfs import from_outside, mounts, syscalls
 from kvfs.service.messages import SOCKET
 
 if TYPE_CHECKING:
@@ -30,12 +30,11 @@ IN_THE_STATE = "batch"
 """The name of the socket in the state directory, where it is there."""
 
 
-def _bind(directory_fd: int, name: str) -> socket.socket:
-    """Not by the directory's path, which may be longer than the 107 bytes of a socket's name."""
+async def _bind(directory_fd: int, name: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         listener.setblocking(False)
-        listener.bind(f"/proc/self/fd/{directory_fd}/{name}")
+        await from_outside.bind(listener, directory_fd, name)
         listener.listen(BACKLOG)
     except BaseException:
         listener.close()
@@ -43,27 +42,26 @@ def _bind(directory_fd: int, name: str) -> socket.socket:
     return listener
 
 
-def listen_through(mountpoint: Path) -> socket.socket:
-    """In a thread, since it asks the mount: a listening socket below it. PermissionError where mounts may not
-    be copied."""
+async def listen_through(mountpoint: Path) -> socket.socket:
+    """A listening socket below the mount. PermissionError where mounts may not be copied."""
     directory = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         copy = syscalls.clone_mount(directory)
     finally:
         os.close(directory)
     try:
-        return _bind(copy, SOCKET)
+        return await _bind(copy, SOCKET)
     finally:
         os.close(copy)
 
 
-def listen_in(directory: Path) -> socket.socket:
+async def listen_in(directory: Path) -> socket.socket:
     """A listening socket in the state directory; that of an earlier daemon goes."""
     with suppress(FileNotFoundError):
         (directory / IN_THE_STATE).unlink()
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return _bind(fd, IN_THE_STATE)
+        return await _bind(fd, IN_THE_STATE)
     finally:
         os.close(fd)
 
@@ -95,9 +93,9 @@ class BatchSocket:
         """``link`` is told of a path to which `.kvfs/socket` is to lead."""
         try:
             try:
-                self._listener = await trio.to_thread.run_sync(listen_through, self._mountpoint)
+                self._listener = await listen_through(self._mountpoint)
             except PermissionError:
-                self._listener = listen_in(self._state)
+                self._listener = await listen_in(self._state)
                 link(os.fsencode(self._state / IN_THE_STATE))
         except OSError as error:
             self.missing = error.strerror or str(error)
