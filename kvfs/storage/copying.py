@@ -42,7 +42,7 @@ class Copying:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._writing = Writing(storage, self._written, self._abandon)
+        self._writing = Writing(storage, self._written, self._abandon, lambda: self.bytes_per_second)
         self._unpublished: list[WrittenPage] = []
         self._serial = 0
         self._log = LimitedLog(log)

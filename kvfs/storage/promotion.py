@@ -6,6 +6,7 @@ One fetch for a page, however many ask. Who asks may stop waiting; the fetch goe
 from __future__ import annotations
 
 import logging
+import math
 import os
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from kvfs.counters import LimitedLog
-from kvfs.errors import DamagedPage, NoSuchPage, OutOfRoom, StalePage, means_no_room
+from kvfs.errors import DamagedPage, NoSuchPage, OutOfRoom, StalePage, TierFailed, means_no_room
 from kvfs.index import SEALED, STORED, Entry
 from kvfs.page import DIGEST, OWNER, SPARSE, Digest
 from kvfs.sizes import format_size
@@ -60,7 +61,8 @@ class Promotions:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._fetches: dict[Entry, _Fetch] = {}
-        self._threads = trio.CapacityLimiter(READERS)
+        self._slots = trio.Semaphore(READERS)
+        self._threads = trio.CapacityLimiter(math.inf)  # how many may be stuck is up to `Jobs`
         self._serial = 0
         self._log = LimitedLog(log)
         self.read = 0
@@ -145,7 +147,16 @@ class Promotions:
 
     async def _copy(self, source: int, target: int, size: int) -> Digest:
         """The bytes, and their digest. Raises OutOfRoom where DRAM is full, TimedOut, and OSError where the
-        disk fails."""
+        disk fails. The time counts from when the disk is asked; whoever waits for that hears at once that it
+        has failed meanwhile."""
+        health = self._storage.health
+        failures = health.failures
+        async with self._slots:
+            if health.failures != failures:
+                raise TierFailed(f"the SSD tier: {health.statistics().reason}")
+            return await self._copy_in_thread(source, target, size)
+
+    async def _copy_in_thread(self, source: int, target: int, size: int) -> Digest:
         storage = self._storage
         job = storage.jobs.new(lambda one, other: _fill(storage.read, one, other, size), source, target)
         try:

@@ -80,12 +80,15 @@ class Writing:
         storage: Storage,
         written: Callable[[list[tuple[Order, Written]], float], Awaitable[None]],
         abandon: Callable[[WrittenPage], None],
+        bytes_per_second: Callable[[], float],
     ) -> None:
         """``written`` is told what became of a batch, and in how many seconds, and decides its orders. What
-        is written when the mount ends is left to ``abandon``."""
+        is written when the mount ends is left to ``abandon``. A batch is so small that at
+        ``bytes_per_second`` it is written long before the disk counts as hanging."""
         self._storage = storage
         self._written = written
         self._abandon = abandon
+        self._bytes_per_second = bytes_per_second
         self._orders: deque[Order] = deque()
         self._idle_orders: deque[Order] = deque()
         self._slots = trio.Semaphore(WRITERS)
@@ -137,11 +140,12 @@ class Writing:
         other threads that are free."""
         orders = self._orders or self._idle_orders
         share = sum(order.page.digest.size for order in orders) // (self._slots.value + 1)
+        most = min(share, BATCH_BYTES, self._bytes_per_second() * self._storage.io_timeout / 4)
         batch: list[Order] = []
         size = 0
         while orders and len(batch) < BATCH_PAGES:
             size += orders[0].page.digest.size
-            if batch and size > min(share, BATCH_BYTES):
+            if batch and size > most:
                 break
             batch.append(orders.popleft())
         return batch

@@ -43,6 +43,11 @@ class Health:
         self._failures = 0
 
     @property
+    def failures(self) -> int:
+        """How often it failed so far."""
+        return self._failures
+
+    @property
     def is_failed(self) -> bool:
         return self._failed_since is not None
 

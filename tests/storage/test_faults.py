@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,10 @@ import trio
 
 from kvfs import room
 from kvfs.errors import TierFailed, TimedOut
-from kvfs.index import SEALED, STORED
+from kvfs.index import SEALED, STORED, Entry
 from kvfs.opening import Openings
 from kvfs.pool import Pool
+from kvfs.storage import promotion
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.storage import Storage
 from tests.conftest import LogGuard
@@ -80,6 +82,77 @@ async def test_a_read_that_hangs_fails_at_its_deadline_and_others_go_on(
     await wait_until(lambda: storage.jobs.abandoned == 0)
     storage.health.succeeded()
     assert await read(openings, entry) == OLD
+    assert storage.degraded() == []
+
+
+async def test_who_waits_for_a_thread_hears_at_once_that_the_disk_hangs(
+    pool: Pool, storage: Storage, openings: Openings, expect_log: LogGuard, quick: object
+) -> None:
+    """The time of a read begins when the disk is asked: of more reads than there are threads none is late for
+    that alone, and none waits for the disk in its turn."""
+    expect_log("could not be read within|does not follow")
+    entries = [await demoted(pool, b"%d" % number, OLD) for number in range(3 * promotion.READERS)]
+    well = storage.read
+    storage.read = stuck = Stuck(well)
+    errors: list[Exception] = []
+
+    async def read_one(entry: Entry) -> None:
+        with pytest.raises((TimedOut, TierFailed)) as caught:
+            await read(openings, entry)
+        errors.append(caught.value)
+
+    with trio.fail_after(2 * storage.io_timeout):
+        async with trio.open_nursery() as nursery:
+            for entry in entries:
+                nursery.start_soon(read_one, entry)
+    assert stuck.calls == promotion.READERS
+    assert sum(isinstance(error, TierFailed) for error in errors) == 2 * promotion.READERS
+    stuck.release()
+    storage.read = well
+    await wait_until(lambda: storage.jobs.abandoned == 0)
+    storage.health.succeeded()
+    for entry in entries:
+        assert await read(openings, entry) == OLD
+
+
+async def test_many_reads_of_a_slow_disk_are_no_failure(
+    pool: Pool, storage: Storage, openings: Openings
+) -> None:
+    """Each takes half of its time: the last ones wait for longer than all of theirs."""
+    storage.io_timeout = 0.4
+    entries = [await demoted(pool, b"%d" % number, OLD) for number in range(4 * promotion.READERS)]
+    well = storage.read
+
+    def slowly(source_fd: int, target_fd: int, size: int) -> Any:
+        time.sleep(0.2)
+        return well(source_fd, target_fd, size)
+
+    storage.read = slowly
+
+    async def read_one(entry: Entry) -> None:
+        assert await read(openings, entry) == OLD
+
+    async with trio.open_nursery() as nursery:
+        for entry in entries:
+            nursery.start_soon(read_one, entry)
+    assert storage.degraded() == []
+
+
+async def test_many_writes_to_a_slow_disk_are_no_failure(pool: Pool, storage: Storage) -> None:
+    """What is handed to the thread together has the time of all."""
+    storage.io_timeout = 0.4
+    storage.demotions._copying.bytes_per_second = len(OLD) / 0.2
+    well = storage.write
+
+    def slowly(source_fd: int, target_fd: int, size: int) -> Any:
+        time.sleep(0.2)
+        return well(source_fd, target_fd, size)
+
+    storage.write = slowly
+    for number in range(8):
+        await page(pool, b"%d" % number, OLD)
+    await storage.demotions.finish()
+    assert storage.demotions.written == 8
     assert storage.degraded() == []
 
 
