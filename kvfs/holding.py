@@ -121,6 +121,9 @@ class Face(Protocol):
     def invalidate(self, parent: int, name: bytes) -> None:
         """The name means something else, or nothing, from now on."""
 
+    async def told(self) -> None:
+        """Waits until programs see what was invalidated before."""
+
 
 class NoFace:
     """The face of a pool that is not mounted."""
@@ -163,6 +166,8 @@ class NoFace:
         return 0, 0
 
     def invalidate(self, parent: int, name: bytes) -> None: ...
+
+    async def told(self) -> None: ...
 
 
 def detach(entry: Entry, face: Face) -> int:

@@ -97,10 +97,11 @@ class Uses:
         self.note_gone(entry, evicted=False)
 
     def note_missed(self, path: bytes, task: int) -> None:
-        """A task asked for a page that is not there, otherwise than through the kernel."""
+        """A task asked, otherwise than through the kernel, for a page that is not there. What has the name
+        may be a draft."""
         directory, _, name = path.rpartition(b"/")
         parent = self._pool.index.find(directory)
-        if isinstance(parent, Directory):
+        if isinstance(parent, Directory) and name not in parent.children:
             self._pool.face.name_searched(parent.number, name, task)
         else:
             self._pool.counters.misses["absent"] += 1

@@ -195,6 +195,9 @@ class KernelChannel:
     def invalidate(self, parent: int, name: bytes) -> None:
         self.invalidations.add(parent, name)
 
+    async def told(self) -> None:
+        await self.invalidations.told()
+
 
 def raise_descriptor_limit() -> int:
     """Lets this process open as many files as it may; returns how many. A ready page holds one."""

@@ -46,9 +46,9 @@ class ControlFiles:
     def is_control(self, number: int) -> bool:
         return number in (NUMBER, self._socket_number) or number in self._names
 
-    def make_socket(self, name: bytes, mode: int, task: int) -> pyfuse3.EntryAttributes:
-        """bind(2) of this very process makes the socket; nobody else makes anything here."""
-        if name != SOCKET or not stat.S_ISSOCK(mode) or not os.path.exists(f"/proc/self/task/{task}"):
+    def make_socket(self, name: bytes, mode: int, uid: int) -> pyfuse3.EntryAttributes:
+        """bind(2) on behalf of the daemon makes the socket, once; nobody else makes anything here."""
+        if name != SOCKET or not stat.S_ISSOCK(mode) or uid != os.geteuid():
             raise pyfuse3.FUSEError(errno.EPERM)
         if name in self._numbers:
             raise pyfuse3.FUSEError(errno.EEXIST)

@@ -243,7 +243,7 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: InodeT, name: bytes, mode: int, rdev: int, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         if parent_inode == control.NUMBER:
-            return self._control.make_socket(name, mode, ctx.pid)
+            return self._control.make_socket(name, mode, ctx.uid)
         parent = await self._taking(parent_inode, name)
         owner = self._owner(parent, mode, ctx)
         if stat.S_ISREG(mode):

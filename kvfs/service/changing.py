@@ -66,6 +66,7 @@ class Changing:
                 codes.append(await self._delete(key, session.peer))
             except (KvfsError, OSError) as error:
                 codes.append(code_of(error))
+        await self._pool.face.told()
         return Reply(Codes(request.number, codes))
 
     async def _delete(self, key: bytes, peer: Peer) -> int:

@@ -215,6 +215,7 @@ class Drafts:
         finally:
             for draft in drafts:
                 draft.is_claimed = False
+        await self._pool.face.told()
         return Reply(Codes(request.number, codes))
 
     def _claim(self, request: Commit, session: Session) -> list[Draft]:

@@ -144,6 +144,8 @@ class KernelFace:
     def invalidate(self, parent: int, name: bytes) -> None:
         self.invalidated.append((parent, name))
 
+    async def told(self) -> None: ...
+
     # What the kernel does
 
     def end(self) -> None:
