@@ -19,6 +19,7 @@ import trio
 from kvfs.counters import LimitedLog
 from kvfs.errors import AttributeMissing, KvfsError, StalePage, TooManyPins
 from kvfs.index import DRAFT, STORED, Directory, Entry
+from kvfs.leaving import close_files
 from kvfs.page import PIN, TTL, Lifetime
 from kvfs.policy import Expiry
 from kvfs.sizes import format_size
@@ -213,7 +214,7 @@ class Lifetimes:
             except Exception as error:  # no failure may end the mount
                 self._log.warning("expired", "a page that has expired could not be removed", error)
                 self._expiry.set(number, int(time.time() + RETRY_SECONDS))
-        await pool.evictor.close(descriptors)
+        await close_files(descriptors)
         if pool.storage is not None and len(pool.storage.history) > MOST_CHANGES:
             await pool.storage.history.settled()
 

@@ -8,7 +8,6 @@ pages that are unlinked but still mapped count as used.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -18,13 +17,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from kvfs import holding as holdings
 from kvfs.counters import LimitedLog
 from kvfs.errors import OutOfRoom, PageInUse, TierFailed
 from kvfs.index import SEALED, STORED, UNCHECKED, Entry
-from kvfs.sealing import lease_is_free
+from kvfs.leaving import Leaving, allocated, close_files
 from kvfs.sizes import format_size
-from kvfs.steps import step
 from kvfs.storage.described import RESIDENT
 
 if TYPE_CHECKING:
@@ -44,20 +41,8 @@ SEALING_SECONDS = 5.0
 INODE_RESERVE_PART = 64
 """So many inodes of all are kept free: every new file needs one, the smallest too."""
 LEAST_FOR_A_NAME = 1 << 20
-INLINE_FREED = 4 << 20
-"""Bytes: a thread costs more than giving so much memory back, which takes some 0.1 ms."""
 BATCH = 64
 """Victims between two turns of the event loop."""
-
-
-def _allocated(fd: int) -> int:
-    """What a file occupies, in bytes."""
-    return os.fstat(fd).st_blocks * 512
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for fd in descriptors:
-        os.close(fd)
 
 
 @dataclass(slots=True)
@@ -88,6 +73,7 @@ class Evictor:
 
     def __init__(self, pool: Pool, reserve_percent: float) -> None:
         self._pool = pool
+        self._leaving = Leaving(pool)
         self._reserve_percent = reserve_percent
         self._largest = 0
         self._lock = trio.Lock()
@@ -123,7 +109,7 @@ class Evictor:
 
     @staticmethod
     def _occupied(draft: Entry) -> int:
-        return 0 if draft.holding is None else _allocated(draft.holding.read_fd)
+        return 0 if draft.holding is None else allocated(draft.holding.read_fd)
 
     def kick(self) -> None:
         """Somebody begins to write."""
@@ -240,8 +226,8 @@ class Evictor:
         if wanted <= 0:
             return True
         for attempt, entry in enumerate(self._pool.policy.victims(), 1):
-            if (fd := self._open_unused(entry)) >= 0:
-                wanted -= _allocated(fd)
+            if (fd := self._leaving.open_unused(entry)) >= 0:
+                wanted -= allocated(fd)
                 os.close(fd)
             if wanted <= 0:
                 return True
@@ -282,10 +268,10 @@ class Evictor:
                 raise TierFailed("the SSD tier does not take the page: it stays in DRAM")
             descriptors: list[int] = []
             try:
-                if self._evict(entry, descriptors) < 0:
+                if self._leaving.evict(entry, descriptors) < 0:
                     raise PageInUse("somebody has the page open or mapped")
             finally:
-                await self.close(descriptors)
+                await close_files(descriptors)
                 self.on_evicted()
 
     def _is_empty(self, entry: Entry) -> bool:
@@ -311,10 +297,10 @@ class Evictor:
                     break
                 self._evict_or_copy(entry, descriptors, want)
                 if attempt % BATCH == 0:
-                    await self.close(descriptors)
+                    await close_files(descriptors)
             await self._copy_and_evict(descriptors, want)
         finally:
-            await self.close(descriptors)
+            await close_files(descriptors)
             self.on_evicted()
         self._note_stuck(not hopeful and want.is_missed)
         return want.freed
@@ -322,10 +308,10 @@ class Evictor:
     def _evict_or_copy(self, entry: Entry, descriptors: list[int], want: _Want) -> None:
         """Evicts a page, unless it is to be copied to the SSD first."""
         storage = self._pool.storage
-        if storage is not None and storage.wants(entry) and self._is_unused(entry):
+        if storage is not None and storage.wants(entry) and self._leaving.is_unused(entry):
             want.unstored.append(entry)
             want.unstored_bytes += entry.size
-        elif (size := self._evict(entry, descriptors)) >= 0:
+        elif (size := self._leaving.evict(entry, descriptors)) >= 0:
             want.freed += size
             want.freed_inodes += 1
 
@@ -336,89 +322,14 @@ class Evictor:
             return
         await storage.demotions.copy_all(want.unstored)
         for entry in want.unstored:
-            if entry in self._pool.policy and (size := self._evict(entry, descriptors)) >= 0:
+            if entry in self._pool.policy and (size := self._leaving.evict(entry, descriptors)) >= 0:
                 want.freed += size
                 want.freed_inodes += 1
-
-    async def close(self, descriptors: list[int]) -> None:
-        """Closes files, whose memory a thread frees where it is much, and empties the list."""
-        if sum(map(_allocated, descriptors)) > INLINE_FREED:
-            batch = list(descriptors)
-            descriptors.clear()
-            with trio.CancelScope(shield=True):  # whoever waits may give up meanwhile
-                await trio.to_thread.run_sync(_close_all, batch)
-        else:
-            _close_all(descriptors)
-            descriptors.clear()
-            await trio.lowlevel.checkpoint()
 
     def _note_stuck(self, stuck: bool) -> None:
         if stuck and not self.stuck and self._pool.writing:
             self._log.warning("stuck", "the pool is full and every page left is in use: writers get ENOSPC")
         self.stuck = stuck
-
-    def _evict(self, entry: Entry, descriptors: list[int]) -> int:
-        """Evicts one page if that frees memory now: its bytes, and the descriptor to close; -1 if not."""
-        fd = self._open_unused(entry)
-        if fd < 0:
-            return -1
-        descriptors.append(fd)
-        size = _allocated(fd)
-        step("evict.begun")
-        self._pool.policy.remove(entry, evicted=True)  # while it has the name by which it is known again
-        try:
-            self._take_out(entry, fd)
-        except OSError:
-            if entry.parent is not None:
-                self._pool.policy.add(entry)
-            raise
-        step("evict.unlinked")
-        self._pool.counters.evictions += 1
-        self._pool.counters.evicted_bytes += size
-        return size
-
-    def _take_out(self, entry: Entry, fd: int) -> None:
-        if entry.stored == RESIDENT:
-            self._pool.leave_dram(entry, os.fstat(fd))
-        else:
-            self._pool.uses.note_gone(entry, evicted=True)
-            self._pool.remove_everywhere(entry)
-
-    def _is_unused(self, entry: Entry) -> bool:
-        fd = self._open_unused(entry)
-        if fd < 0:
-            return False
-        os.close(fd)
-        return True
-
-    def _open_unused(self, entry: Entry) -> int:
-        """The only descriptor of a page, ours included, or -1 while somebody uses the page."""
-        pool = self._pool
-        holding = entry.holding
-        if pool.storage is not None and not pool.storage.precautions.may_leave_dram(entry):
-            return -1
-        if entry.ready_id and not pool.idle.release_ready(entry):
-            return -1
-        if holding is not None and (holding.in_use or pool.face.withdraw(entry)):
-            if not holding.in_use:
-                pool.face.publish(entry)
-            return -1
-        if holding is not None:
-            # Our own id and descriptor would count as users of the file.
-            pool.idle.discard(entry)
-            holdings.close(entry, pool.face)
-        try:
-            fd = pool.tier.open(entry.path(), os.O_RDWR)
-        except FileNotFoundError:
-            pool.vanished(entry)
-            return -1
-        except OSError as error:
-            self._log.warning("open", f"a page cannot be evicted: {error}")
-            return -1
-        if not lease_is_free(fd, fcntl.F_WRLCK):  # somebody maps it
-            os.close(fd)
-            return -1
-        return fd
 
     async def shrink(self) -> None:
         """Brings a tier that is larger than asked for down to its size, by evicting."""

@@ -152,7 +152,7 @@ class Promotions:
         health = self._storage.health
         failures = health.failures
         async with self._slots:
-            if health.failures != failures:
+            if health.is_failed and health.failures != failures:
                 raise TierFailed(f"the SSD tier: {health.statistics().reason}")
             return await self._copy_in_thread(source, target, size)
 
