@@ -164,6 +164,8 @@ class Index:
         self._by_number: list[Entry | None] = [None] * FIRST_NUMBER
         self._free: list[int] = []
         self._names: Names | None = None
+        self.directories_changed = 0
+        """Goes up whenever a path may lead to another directory, or who may walk it may be another."""
         self.root = Directory(ROOT_NUMBER, None, b"", self.intern(owner))
         self._by_number[ROOT_NUMBER] = self.root
 
@@ -177,11 +179,15 @@ class Index:
 
     def _insert(self, parent: Directory, name: bytes, entry: Entry) -> None:
         parent.children[name] = entry
+        if isinstance(entry, Directory):
+            self.directories_changed += 1
         if self._names is not None:
             self._names.name_add(parent.number, name, entry.number)
 
     def _take(self, parent: Directory, name: bytes) -> Entry:
         entry = parent.children.pop(name)
+        if isinstance(entry, Directory):
+            self.directories_changed += 1
         if self._names is not None:
             self._names.name_remove(parent.number, name)
         return entry

@@ -363,6 +363,8 @@ class Pool:
             target: bytes | int = entry.path() if entry.holding is None else entry.holding.read_fd
             self.tier.set_attribute(target, OWNER, owner.format().encode())
         entry.owner = self.index.intern(owner)
+        if entry.is_directory:
+            self.index.directories_changed += 1
         self.changed(entry)
 
     def changed(self, entry: Entry) -> None:

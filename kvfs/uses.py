@@ -15,6 +15,10 @@ from kvfs.index import Directory, Entry
 if TYPE_CHECKING:
     from kvfs.pool import Pool
 
+STEP = 256
+"""Pages of which the policy is told at once."""
+MOST_OPENED = 1 << 14
+"""So many opens may wait to be counted."""
 MOST_STEPS = 256
 """So many times in a row the channel is asked for some hundred touches: later ones can wait."""
 
@@ -24,6 +28,8 @@ class Uses:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self._opened: list[Entry] = []
+        """Pages of which the policy is still to be told."""
 
     # What the channel counted
 
@@ -41,6 +47,9 @@ class Uses:
 
     def steps(self) -> Iterator[None]:
         """Takes over which pages were used together, in steps of milliseconds: others may run in between."""
+        while self._opened:
+            self._take_over_opened()
+            yield
         for _ in range(MOST_STEPS):
             touched = self._pool.face.take_touched()
             if not touched:
@@ -74,11 +83,19 @@ class Uses:
         if was_in_dram and entry in self._pool.policy:
             self._pool.policy.touch(entry)
 
-    def note_together(self, entries: Sequence[Entry]) -> None:
-        """Pages were opened for reading by one request."""
-        for entry in entries:
+    def note_later(self, entries: Sequence[Entry]) -> None:
+        """Pages were opened for reading by one request, whose client is not to wait for what that means."""
+        self._opened.extend(entries)
+        if len(self._opened) > MOST_OPENED:
+            self.collect()
+
+    def _take_over_opened(self) -> None:
+        entries, self._opened = self._opened[:STEP], self._opened[STEP:]
+        here = [entry for entry in entries if entry.parent is not None]
+        for entry in here:
             self._count_hits(entry, 1)
-        self._use_together(entries)
+        self._pool.counters.hits += len(entries) - len(here)  # of pages that are gone
+        self._use_together(here)
 
     def _count_hits(self, entry: Entry, opens: int) -> None:
         """A page was opened for reading so often, which the next daemon is to know too."""

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from kvfs.errors import KvfsError
-from kvfs.service.finding import FORBIDDEN, Finder, split
+from kvfs.service.finding import FORBIDDEN, split
 from kvfs.service.messages import ABSENT, DONE, Codes, Delete, Pin, Prefetch
 from kvfs.service.peers import SEARCH, WRITE
 from kvfs.service.replies import Reply, code_of
 
 if TYPE_CHECKING:
     from kvfs.pool import Pool
-    from kvfs.service.peers import Peer
     from kvfs.service.prefetching import Prefetches
     from kvfs.service.reading import Reading
     from kvfs.service.session import Session
@@ -34,20 +33,20 @@ class Changing:
 
     async def prefetch(self, request: Prefetch, session: Session) -> Reply:
         await self._reading.discover(request.keys)
-        found = self._reading.entries(request.keys, session.peer)
+        found = session.finder.find_readable(request.keys)
         codes = [one if isinstance(one, int) else self._prefetches.add(one) for one in found]
         return Reply(Codes(request.number, codes))
 
     async def pin(self, request: Pin, session: Session) -> Reply:
         await self._reading.discover(request.keys)
-        codes = [await self._pin(key, session.peer, request.pinned) for key in request.keys]
+        codes = [await self._pin(key, session, request.pinned) for key in request.keys]
         return Reply(Codes(request.number, codes))
 
-    async def _pin(self, key: bytes, peer: Peer, pinned: bool) -> int:
-        entry = Finder(self._pool, peer).find(key)
+    async def _pin(self, key: bytes, session: Session, pinned: bool) -> int:
+        [entry] = session.finder.find([key])
         if isinstance(entry, int):
             return entry
-        if peer.uid not in (0, entry.owner.uid):
+        if session.peer.uid not in (0, entry.owner.uid):
             return FORBIDDEN
         try:
             if pinned:
@@ -63,18 +62,18 @@ class Changing:
         codes = []
         for key in request.keys:
             try:
-                codes.append(await self._delete(key, session.peer))
+                codes.append(await self._delete(key, session))
             except (KvfsError, OSError) as error:
                 codes.append(code_of(error))
         await self._pool.face.told()
         return Reply(Codes(request.number, codes))
 
-    async def _delete(self, key: bytes, peer: Peer) -> int:
+    async def _delete(self, key: bytes, session: Session) -> int:
         """As unlink(2) would, of a file only."""
-        pool = self._pool
+        pool, peer = self._pool, session.peer
         path, name = split(key)
         while True:
-            directory = Finder(pool, peer).directory(path)
+            directory = session.finder.directory(path)
             if isinstance(directory, int):
                 return directory
             entry = directory.children.get(name)

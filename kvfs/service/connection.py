@@ -20,7 +20,6 @@ from kvfs.service.messages import (
 )
 from kvfs.service.peers import Peer
 from kvfs.service.replies import Reply
-from kvfs.service.session import Session
 
 if TYPE_CHECKING:
     from kvfs.service.server import Service
@@ -42,7 +41,7 @@ class Connection:
     def __init__(self, service: Service, connected: socket.socket) -> None:
         self._service = service
         self._socket = connected
-        self._session = Session(Peer.of(connected))
+        self._session = service.begin(Peer.of(connected))
         self._sending = trio.Lock()
         self._under_way = trio.Semaphore(MOST_REQUESTS)
 

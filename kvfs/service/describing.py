@@ -30,7 +30,7 @@ class Describing:
         self._pool.uses.collect()  # hits that the channel counted
         codes: list[int] = []
         pages: list[PageStatus | None] = []
-        for entry in self._reading.visible(request.keys, session.peer):
+        for entry in session.finder.find(request.keys):
             page, code = None, DONE
             try:
                 if isinstance(entry, int):
@@ -61,7 +61,7 @@ class Describing:
         digests: list[str] = []
         descriptors: list[int] = []
         with ExitStack() as undo:
-            for entry in self._reading.entries(request.keys, session.peer):
+            for entry in session.finder.find_readable(request.keys):
                 code, size, digest = entry if isinstance(entry, int) else ABSENT, 0, ""
                 if isinstance(entry, Entry) and storage is not None and entry.stored is not None:
                     try:

@@ -28,11 +28,10 @@ from kvfs.service.messages import (
 from kvfs.service.replies import Reply, code_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from kvfs.opening import Openings
     from kvfs.pool import Pool
-    from kvfs.service.peers import Peer
     from kvfs.service.session import Session
     from kvfs.tiers.read_only import ReadOnlyView
 
@@ -64,25 +63,18 @@ class Reading:
     # Whether there are pages
 
     def exists_now(self, request: Exists, session: Session) -> Reply | None:
-        find = Finder(self._pool, session.peer).find
-        missed = []
-        codes = []
-        for key in request.keys:
-            entry = find(key)
-            if isinstance(entry, int):
-                codes.append(entry)
-                if entry == ABSENT:
-                    missed.append(key)
-            else:
-                codes.append(DONE)
-        if missed and not self._knows_all:
-            return None
-        return Reply(Codes(request.number, codes), missed=missed)
+        reply = self._exists(request, session)
+        return None if reply.missed and not self._knows_all else reply
 
     async def exists(self, request: Exists, session: Session) -> Reply:
         await self.discover(request.keys)
-        codes = [_code(Finder(self._pool, session.peer).find(key)) for key in request.keys]
-        missed = [key for key, code in zip(request.keys, codes, strict=True) if code == ABSENT]
+        return self._exists(request, session)
+
+    def _exists(self, request: Exists, session: Session) -> Reply:
+        codes = [_code(entry) for entry in session.finder.find(request.keys)]
+        missed: Sequence[bytes] = ()
+        if ABSENT in codes:
+            missed = [key for key, code in zip(request.keys, codes, strict=True) if code == ABSENT]
         return Reply(Codes(request.number, codes), missed=missed)
 
     def match_prefix_now(self, request: MatchPrefix, session: Session) -> Reply | None:
@@ -94,17 +86,16 @@ class Reading:
         return self._match_prefix(request, session)
 
     def _match_prefix(self, request: MatchPrefix, session: Session) -> Reply:
-        find = Finder(self._pool, session.peer).find
-        for place, key in enumerate(request.keys):
-            entry = find(key)
+        for place, entry in enumerate(session.finder.find(request.keys)):
             if isinstance(entry, int):
+                key = request.keys[place]
                 is_absent = entry == ABSENT
                 answer = Count(request.number, place, DONE if is_absent else entry)
                 return Reply(answer, missed=[key] if is_absent else ())
         return Reply(Count(request.number, len(request.keys)))
 
     def touch_now(self, request: Touch, session: Session) -> Reply | None:
-        entries = self.entries(request.keys, session.peer)
+        entries = session.finder.find_readable(request.keys)
         if ABSENT in entries and not self._knows_all:
             return None
         used = [entry for entry in entries if isinstance(entry, Entry)]
@@ -115,16 +106,6 @@ class Reading:
         reply = self.touch_now(request, session)
         assert reply is not None
         return reply
-
-    def entries(self, keys: list[bytes], peer: Peer) -> list[Entry | int]:
-        """The pages that a peer may read; or codes."""
-        find = Finder(self._pool, peer).find_readable
-        return [find(key) for key in keys]
-
-    def visible(self, keys: list[bytes], peer: Peer) -> list[Entry | int]:
-        """The pages whose attributes a peer may see, which takes the directories on the way; or codes."""
-        find = Finder(self._pool, peer).find
-        return [find(key) for key in keys]
 
     async def discover(self, keys: Iterable[bytes]) -> None:
         """Has the index know what the SSD has under these keys, while that is being walked."""
@@ -144,7 +125,7 @@ class Reading:
     # Opening pages
 
     def open_now(self, request: Open, session: Session) -> Reply | None:
-        entries = self.entries(request.keys, session.peer)
+        entries = session.finder.find_readable(request.keys)
         can_wait = request.wait_seconds > 0 or not self._knows_all
         for entry in entries:
             if entry.state != SEALED if isinstance(entry, Entry) else can_wait and entry == ABSENT:
@@ -167,7 +148,7 @@ class Reading:
         try:
             with trio.move_on_after(wait + FETCH_SECONDS):
                 await self.discover(request.keys)
-                while await self._open_more(opened, session.peer) and trio.current_time() < deadline:
+                while await self._open_more(opened, session.finder) and trio.current_time() < deadline:
                     await trio.sleep(min(pause, max(0.0, deadline - trio.current_time())))
                     pause = min(2 * pause, LONGEST_PAUSE)
                     await self.discover(request.keys)
@@ -176,13 +157,13 @@ class Reading:
             opened.close()
             raise
 
-    async def _open_more(self, opened: _Opening, peer: Peer) -> bool:
+    async def _open_more(self, opened: _Opening, finder: Finder) -> bool:
         """Opens what there is; says whether a page is still absent."""
-        finder = Finder(self._pool, peer)
         is_absent = False
         fetched: list[int] = []
-        for place in opened.missing():
-            entry = finder.find_readable(opened.keys[place])
+        places = opened.missing()
+        entries = finder.find_readable([opened.keys[place] for place in places])
+        for place, entry in zip(places, entries, strict=True):
             if entry == ABSENT:
                 is_absent = True
             elif not isinstance(entry, int) and entry.state != SEALED:
@@ -193,15 +174,15 @@ class Reading:
         if fetched:
             async with trio.open_nursery() as nursery:
                 for place in fetched:
-                    nursery.start_soon(self._fetch, opened, place, peer)
+                    nursery.start_soon(self._fetch, opened, place, finder)
         return is_absent
 
-    async def _fetch(self, opened: _Opening, place: int, peer: Peer) -> None:
+    async def _fetch(self, opened: _Opening, place: int, finder: Finder) -> None:
         """Has a page brought up or checked, and opens it before anybody can evict it again."""
         try:
             async with self._fetching:
                 for _ in range(ATTEMPTS):
-                    entry = Finder(self._pool, peer).find_readable(opened.keys[place])
+                    [entry] = finder.find_readable([opened.keys[place]])
                     if isinstance(entry, int) or entry.state == SEALED:
                         opened.settle(place, entry)
                         return

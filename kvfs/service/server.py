@@ -17,16 +17,18 @@ from kvfs.service.changing import Changing
 from kvfs.service.connection import Connection
 from kvfs.service.describing import Describing
 from kvfs.service.drafts import Drafts
+from kvfs.service.finding import Finder
 from kvfs.service.messages import MOST_DESCRIPTORS, MOST_KEYS, Failed, Request
 from kvfs.service.prefetching import Prefetches
 from kvfs.service.reading import Reading
 from kvfs.service.replies import Reply, code_of
+from kvfs.service.session import Session
 from kvfs.tiers.read_only import ReadOnlyView
 
 if TYPE_CHECKING:
     from kvfs.opening import Openings
     from kvfs.pool import Pool
-    from kvfs.service.session import Session
+    from kvfs.service.peers import Peer
 
 log = logging.getLogger("kvfs.service")
 
@@ -140,6 +142,10 @@ class Service:
 
     # What connections ask
 
+    def begin(self, peer: Peer) -> Session:
+        """Somebody has connected."""
+        return Session(peer, Finder(self._pool.index, peer))
+
     def answer_now(self, request: Request, session: Session) -> Reply | None:
         """The reply, where none has to be waited for."""
         self._catch_up()
@@ -183,7 +189,7 @@ class Service:
     def sent(self, reply: Reply, session: Session) -> None:
         """Counts what the client has by now."""
         if reply.used:
-            self._pool.uses.note_together([entry for entry in reply.used if entry.parent is not None])
+            self._pool.uses.note_later(reply.used)
         for key in reply.missed:
             self._pool.uses.note_missed(key, session.peer.pid)
 

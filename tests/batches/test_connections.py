@@ -150,7 +150,7 @@ async def test_requests_under_way_are_bounded(ask: Ask, service: Service) -> Non
 
     def script(client: Asking) -> None:
         for _ in range(many):
-            client.send(Open(client.number(), [b"never"], 0.2))
+            client.send(Open(client.number(), [b"never"], 0.5))
         assert sorted(client.receive()[0].number for _ in range(many)) == list(range(2, many + 2))
 
     most = 0

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvfs.errors import NotPermitted, TooManyFiles
-from kvfs.index import Directory
+from kvfs.index import OTHER, SEALED, Directory, Index
 from kvfs.page import Owner
 from kvfs.pool import Pool
 from kvfs.service.finding import Finder
@@ -97,6 +99,7 @@ async def test_hits_and_misses_count_as_opens_do(pool: Pool, ask: Ask) -> None:
         assert answer.pages[1] is None
 
     await ask(script)
+    pool.uses.collect()
     assert (one.hits, pool.counters.hits) == (2, 3)
     assert pool.counters.misses["absent"] == 2  # to touch is not to look for
 
@@ -206,17 +209,38 @@ async def test_a_page_that_vanished_behind_our_back_is_absent(
 
 async def test_permission_is_checked_for_each_key(pool: Pool) -> None:
     directory = mkdir(pool, b"d")  # 0750 of 1001:1002
-    await page(pool, b"page", b"1", directory)  # 0640 of 1001:1002
+    entry = await page(pool, b"page", b"1", directory)  # 0640 of 1001:1002
     forbidden = NotPermitted.errno
     pool.index.root.owner = Owner(stat.S_IFDIR | 0o755, 0, 0)
-    assert Finder(pool, STRANGER).find(b"d/page") == forbidden
-    assert Finder(pool, STRANGER).find(b"d/absent") == forbidden
-    member = Finder(pool, MEMBER)
-    assert not isinstance(member.find_readable(b"d/page"), int)
+    keys = [b"d/page", b"d/absent", b"d/e/f", b"page"]
+    assert Finder(pool.index, STRANGER).find(keys) == [forbidden, forbidden, forbidden, ABSENT]
+    assert Finder(pool.index, STRANGER).directory(b"d") == forbidden
+    assert Finder(pool.index, MEMBER).find_readable(keys) == [entry, ABSENT, ABSENT, ABSENT]
     pool.set_owner(directory, Owner(stat.S_IFDIR | 0o711, 1001, 1002))
-    assert not isinstance(Finder(pool, STRANGER).find(b"d/page"), int)
-    assert Finder(pool, STRANGER).find_readable(b"d/page") == forbidden
-    assert isinstance(Finder(pool, STRANGER).directory(b"d"), Directory)
+    assert Finder(pool.index, STRANGER).find(keys[:1]) == [entry]
+    assert Finder(pool.index, STRANGER).find_readable(keys[:1]) == [forbidden]
+    assert Finder(pool.index, STRANGER).directory(b"d") is directory
+    pool.set_owner(pool.index.root, Owner(stat.S_IFDIR | 0o700, 0, 0))
+    assert Finder(pool.index, MEMBER).find(keys) == [forbidden] * 4
+
+
+@given(st.text("ab/.", max_size=6))
+def test_a_key_is_found_where_it_lies_and_nowhere_else(key: str) -> None:
+    """Whatever the slashes: what is found must be at that very path of the tier."""
+    index = Index(Owner(stat.S_IFDIR | 0o755, 0, 0))
+    paths = {}
+    for path in (b"a", b"b/a", b"b/b/a"):
+        *directories, name = path.split(b"/")
+        parent = index.root
+        for directory in directories:
+            found = parent.children.get(directory) or index.add(
+                parent, directory, Owner(stat.S_IFDIR | 0o755, 0, 0), OTHER
+            )
+            assert isinstance(found, Directory)
+            parent = found
+        paths[path] = index.add(parent, name, Owner(stat.S_IFREG | 0o644, 0, 0), SEALED)
+    wanted = paths.get(key.encode(), ABSENT)
+    assert Finder(index, STRANGER).find([key.encode()]) == [wanted]
 
 
 def test_a_view_without_the_right_to_mount_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
