@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import statistics
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+import kvfs
 from benches.measure import MIB, Row, time_text
 from kvfs.copies.direct import DirectCopier
 from kvfs.interleaved import finish
@@ -43,6 +45,7 @@ def path_of(number: int) -> bytes:
 def measure_restarts(base: Path, ssd: Path) -> Iterator[Row]:
     """After a clean unmount, what DRAM had is gone: every page is on the SSD alone, as after a reboot."""
     options = ("--ssd", str(ssd), "--ssd-capacity", str(CAPACITY))
+    compileall.compile_dir(Path(kvfs.__file__).parent, quiet=1)  # as pip does when it installs
     with KvfsMount(base / "restart", 64 * MIB, *options) as mount:
         mount.umount()
         fill(ssd, mount)
