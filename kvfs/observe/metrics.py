@@ -70,6 +70,23 @@ class _StatusCollector(Collector):
         requests.add_metric(["channel"], status["requests"]["answered"])
         requests.add_metric(["python"], status["requests"]["forwarded"])
         yield requests
+        yield from _of_the_batch_socket(status.get("batch_socket"))
+
+
+def _of_the_batch_socket(batches: dict[str, Any] | None) -> Iterator[Metric]:
+    connections = GaugeMetricFamily("kvfs_batch_connections", "Clients connected to the batch socket.")
+    waiting = GaugeMetricFamily("kvfs_batch_waiting", "Requests to the batch socket that wait for something.")
+    drafts = GaugeMetricFamily("kvfs_batch_draft_bytes", "Bytes of drafts that clients have not committed.")
+    requests = CounterMetricFamily("kvfs_batch_requests", "Requests to the batch socket.", labels=["kind"])
+    failed = CounterMetricFamily("kvfs_batch_failed", "Requests to the batch socket that failed whole.")
+    if batches is not None:
+        connections.add_metric([], batches["connections"])
+        waiting.add_metric([], batches["waiting"])
+        drafts.add_metric([], batches["draft_bytes"])
+        failed.add_metric([], batches["failed"])
+        for kind, count in batches["requests"].items():
+            requests.add_metric([kind], count)
+    yield from (connections, waiting, drafts, requests, failed)
 
 
 def _of_the_ssd(ssd: dict[str, Any] | None) -> Iterator[Metric]:
