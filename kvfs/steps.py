@@ -39,6 +39,8 @@ STEPS: Final = (
     "history.done",
 )
 """All but those of the SSD tier itself (``ssd_base.STEPS``), which come by as ``ssd.created`` and so on."""
+COMMIT_STEPS: Final = ("commit.described", "commit.named")
+"""Those of the batch socket."""
 
 
 class _Killer:

@@ -16,6 +16,7 @@ import pytest
 
 from kvfs.errors import NotPermitted
 from kvfs.service.messages import ABSENT, DONE, Abort, Commit, Create, Created, Exists, Open
+from kvfs.steps import COMMIT_STEPS
 from tests.batches.asking import Asking
 from tests.mounted.children import as_user
 from tests.mounted.conftest import MakeMount
@@ -196,6 +197,25 @@ def test_the_next_daemon_has_what_was_committed_and_nothing_else(make_mount: Mak
         assert os.listdir(mount.path) == ["a"]
         memory.close()
         assert client.put({b"a/page": b"anew"}) == [DONE]
+    mount.umount()
+
+
+@pytest.mark.parametrize("step", COMMIT_STEPS)
+def test_the_old_page_or_the_new_one_is_left_of_a_commit(make_mount: MakeMount, step: str) -> None:
+    mount = make_mount(64 * MIB, environment={"KVFS_KILL_AT": f"{step}:3"})
+    mount.mount()
+    with Asking.connect(mount.path) as client:
+        assert client.put({b"one": b"old", b"other": b"old"}) == [DONE] * 2
+        drafts = client.create([b"new one", b"new other"])
+        client.send(Commit(client.number(), drafts, [b"one", b"other"]))
+        with pytest.raises((EOFError, ConnectionError)):
+            client.receive()
+    wait_until(lambda: not is_alive(mount.daemon_pid), 10, "the daemon has died")
+    mount.environment.clear()
+    mount.remount()
+    assert sorted(os.listdir(mount.path)) == ["one", "other"]
+    assert (mount.path / "one").read_bytes() == (b"new one" if step == "commit.named" else b"old")
+    assert (mount.path / "other").read_bytes() == b"old"
     mount.umount()
 
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import trio
+import trio.testing
 
 from kvfs.fs import invalidation
 from kvfs.fs.invalidation import Invalidations
@@ -144,4 +146,36 @@ def test_a_queue_that_was_never_started_can_be_stopped(kernel: BusyKernel) -> No
     queue = Invalidations(kernel.tell)
     queue.add(1, b"name")
     queue.stop()
+    assert kernel.told == []
+
+
+def test_who_waits_goes_on_when_the_kernel_knows_all_that_was_added_before(
+    kernel: BusyKernel, queue: Invalidations
+) -> None:
+    async def main() -> None:
+        with trio.fail_after(10):
+            await queue.told()  # of nothing
+            for number in range(3):
+                queue.add(1, b"%d" % number)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                await trio.testing.wait_all_tasks_blocked()
+                assert seen == []
+                kernel.go.set()
+        assert len(seen) == 3
+
+    async def wait() -> None:
+        await queue.told()
+        seen.extend(kernel.told)
+
+    seen: list[tuple[int, bytes]] = []
+    trio.run(main)
+
+
+def test_nobody_waits_long_for_a_busy_directory(
+    kernel: BusyKernel, queue: Invalidations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invalidation, "LONGEST_WAIT", 0.05)
+    queue.add(1, b"busy")
+    trio.run(queue.told)
     assert kernel.told == []
