@@ -15,6 +15,9 @@ from kvfs.page import SPARSE
 from kvfs.tiers.base import Tier
 
 READY_LIMIT = 1 << 18
+PORTION = 256
+"""Descriptors given up at a time where they have run out. Closing one takes some microseconds of the event
+loop, and there may be more than a hundred thousand."""
 
 
 class IdlePages:
@@ -43,20 +46,24 @@ class IdlePages:
         self._idle.move_to_end(entry)
         holding = entry.holding
         has_id = holding is not None and holding.backing_id > 0
-        self._shrink(self.limit if has_id else self.limit_without_ids, attempts=8)
+        limit = self.limit if has_id else self.limit_without_ids
+        self._give_up(len(self._idle) - limit, attempts=8)
 
     def give_up_descriptors(self) -> None:
-        """Closes every descriptor that nobody uses now."""
-        self._shrink(0, attempts=len(self._idle))
+        """Closes up to ``PORTION`` descriptors that nobody uses now, those of the coldest pages."""
+        self._give_up(PORTION, attempts=len(self._idle))
 
-    def _shrink(self, limit: int, attempts: int) -> None:
-        while len(self._idle) > limit and attempts > 0:
+    def _give_up(self, count: int, attempts: int) -> None:
+        """Takes the descriptors of the ``count`` coldest pages that no program has open. ``attempts`` bounds
+        how many pages are looked at; those that a program has open count as hot from now on."""
+        while count > 0 and attempts > 0:
             attempts -= 1
             coldest = next(iter(self._idle))
             if self.face.withdraw(coldest):
                 self.face.publish(coldest)
                 self._idle.move_to_end(coldest)
             else:
+                count -= 1
                 self.discard(coldest)
                 self._let_go(coldest)
 
@@ -96,7 +103,7 @@ class IdlePages:
     # Opening
 
     def open(self, open_file: Callable[[], int]) -> int:
-        """Opens a file; where descriptors have run out, those that nobody uses now are given up first."""
+        """Opens a file; where descriptors have run out, some that nobody uses now are given up first."""
         try:
             return open_file()
         except OSError as error:
