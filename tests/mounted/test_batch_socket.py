@@ -201,7 +201,7 @@ def test_the_next_daemon_has_what_was_committed_and_nothing_else(make_mount: Mak
 
 
 @pytest.mark.parametrize("step", COMMIT_STEPS)
-def test_the_old_page_or_the_new_one_is_left_of_a_commit(make_mount: MakeMount, step: str) -> None:
+def test_a_commit_is_cut_short(make_mount: MakeMount, step: str) -> None:
     mount = make_mount(64 * MIB, environment={"KVFS_KILL_AT": f"{step}:3"})
     mount.mount()
     with Asking.connect(mount.path) as client:
