@@ -10,6 +10,7 @@ import fcntl
 import heapq
 import itertools
 import logging
+import math
 import os
 import signal
 from dataclasses import dataclass
@@ -202,7 +203,8 @@ class Sealer:
         self._progress.unpark_all()
 
     def _push(self, waiting: _Waiting) -> None:
-        when = trio.current_time() + waiting.pause
+        # In whole steps of the clock: drafts that end at about the same time are due together.
+        when = math.ceil((trio.current_time() + waiting.pause) / FIRST_RETRY) * FIRST_RETRY
         waiting.pause = min(waiting.pause * 2, LAST_RETRY)
         if not self._due or when < self._due[0][0]:
             self._changed.set()

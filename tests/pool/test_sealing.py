@@ -216,3 +216,25 @@ async def test_a_bug_in_sealing_costs_one_draft(
     assert entry.state == DRAFT
     assert await files.read(openings, entry) == b"bytes"
     await page(pool, b"lucky", b"bytes")
+
+
+async def test_drafts_that_end_soon_after_one_another_are_sealed_together(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing, "FIRST_RETRY", 0.2)
+    batches: list[int] = []
+    finish = sealing.Sealer._finish
+
+    async def counted(sealer: sealing.Sealer, batch: list[Any]) -> None:
+        batches.append(len(batch))
+        await finish(sealer, batch)
+
+    monkeypatch.setattr(sealing.Sealer, "_finish", counted)
+    for number in range(6):
+        entry = create(pool, b"page-%d" % number)
+        put(entry, b"some bytes")
+        pool.remove_writer(entry)
+        await trio.sleep(0.01)
+    await settled(pool)
+    assert sum(batches) == pool.counters.sealed == 6
+    assert len(batches) <= 2  # a step of the clock may end in between
