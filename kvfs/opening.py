@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -19,8 +19,9 @@ from kvfs.errors import (
     StalePage,
 )
 from kvfs.holding import Holding
-from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Directory, Entry
-from kvfs.page import DIGEST, OWNER, SPARSE, Digest, shown
+from kvfs.index import DRAFT, SEALED, STORED, UNCHECKED, Entry
+from kvfs.page import DIGEST, SPARSE, Digest, shown
+from kvfs.replacing import Replacements
 from kvfs.sealing import digest_file, lease_is_free
 from kvfs.sizes import format_size
 from kvfs.syscalls import fallocate
@@ -34,7 +35,6 @@ RETRY_SECONDS = 1.0
 """How long a draft that took a page's name waits for the program that was answered ESTALE."""
 INLINE_ALLOCATION = 32 << 20
 """Allocating more than this is left to a thread."""
-COPY_CHUNK = 8 << 20
 
 
 class Openings:
@@ -45,8 +45,8 @@ class Openings:
         self._threads = trio.CapacityLimiter(4)
         self._checking: dict[Entry, trio.Event] = {}
         self._replacing: dict[Entry, trio.Event] = {}
+        self._replacements = Replacements(pool, self._threads, self._note_successor)
         self._log = LimitedLog(log)
-        self._serial = 0
         self._successors: dict[Entry, tuple[Entry, float]] = {}
         """Pages of which another file took the names not long ago: which, and when (trio's clock)."""
 
@@ -146,8 +146,8 @@ class Openings:
         pool, holding = self._pool, entry.holding
         if entry.parent is not None or (holding is not None and holding.in_use) or pool.face.withdraw(entry):
             raise StalePage("the name means another file")
-        temporary, write_fd = self._create_temporary()
-        self._remove_if_there(temporary)
+        temporary, write_fd = self._replacements.create_temporary()
+        self._replacements.remove_if_there(temporary)
         with ExitStack() as undo:
             undo.callback(os.close, write_fd)
             read_fd = pool.idle.open(lambda: os.open(f"/proc/self/fd/{write_fd}", os.O_RDONLY | os.O_CLOEXEC))
@@ -225,7 +225,7 @@ class Openings:
         if pool.face.withdraw(entry) or holding.readers or not self._is_unheld(entry):
             done = self._replacing[entry] = trio.Event()
             try:
-                await self._replace(entry, truncate)
+                await self._replacements.replace(entry, truncate)
             finally:
                 del self._replacing[entry]
                 done.set()
@@ -266,82 +266,6 @@ class Openings:
         pool.drafts.add(entry)
         entry.size = 0
         pool.face.publish(entry)
-
-    async def _replace(self, entry: Entry, truncate: bool) -> None:
-        """Puts a new draft under every name of a page that readers hold."""
-        pool = self._pool
-        with ExitStack() as stack:
-            old_fd = os.dup(pool.hold(entry).read_fd)
-            stack.callback(os.close, old_fd)
-            temporary, new_fd = self._create_temporary()
-            stack.callback(os.close, new_fd)
-            stack.callback(self._remove_if_there, temporary)
-            if not truncate:
-                size = os.fstat(old_fd).st_size
-                await pool.evictor.require(size)
-                await trio.to_thread.run_sync(_copy, old_fd, new_fd, size, limiter=self._threads)
-            for name in pool.tier.list_attributes(old_fd):
-                if name not in (DIGEST, OWNER, SPARSE):
-                    pool.tier.set_attribute(new_fd, name, pool.tier.get_attribute(old_fd, name))
-            if entry.parent is None:
-                raise StalePage("the page was removed meanwhile")
-            with self._unseen(*(parent for parent, _ in entry.names())):
-                self._take_names(entry, temporary, stack)
-
-    def _create_temporary(self) -> tuple[bytes, int]:
-        """A new file whose name no user has taken, and its descriptor."""
-        while True:
-            self._serial += 1
-            temporary = b".kvfs-draft-%d" % self._serial
-            with suppress(FileExistsError), self._unseen():
-                return temporary, self._pool.tier.create(temporary)
-
-    def _remove_if_there(self, temporary: bytes) -> None:
-        with suppress(FileNotFoundError), self._unseen():  # as a rule it has the name of a page by now
-            self._pool.tier.unlink(temporary)
-
-    def _unseen(self, *parents: Directory) -> AbstractContextManager[None]:
-        """Around what becomes of temporaries."""
-        return self._pool.directories.unseen(self._pool.index.root, *parents)
-
-    def _take_names(self, entry: Entry, temporary: bytes, stack: ExitStack) -> None:
-        """Gives every name of a page to the file ``temporary``: on the tier, in the index, in the kernel.
-
-        What can fail comes before the first name is taken.
-        """
-        pool = self._pool
-        names = entry.names()
-        paths = [parent.child_path(name) for parent, name in names]
-        sources = [temporary]
-        for number, path in enumerate(paths):
-            pool.tier.stat(path)
-            if number:
-                sources.append(b"%b-%d" % (temporary, number))
-                pool.tier.link(temporary, sources[-1])
-                stack.callback(self._remove_if_there, sources[-1])
-        holding = Holding(pool.tier.open(temporary, os.O_RDONLY))
-        try:
-            for path, source in zip(paths, sources, strict=True):
-                pool.tier.rename(source, path)
-        except OSError:
-            os.close(holding.read_fd)
-            raise
-        # Who looks the name up to read it and finds it replaced twice opens this one all the same.
-        pool.hold(entry).until_forgotten = True
-        pool.abandon(entry, names)
-        (parent, name), further_names = names[0], names[1:]
-        draft = pool.index.add(parent, name, entry.owner, DRAFT)
-        for further_parent, further_name in further_names:
-            pool.index.add_link(draft, further_parent, further_name)
-        for any_parent, any_name in names:
-            pool.face.invalidate(any_parent.number, any_name)
-        draft.holding = holding
-        self._note_successor(entry, draft)
-        holding.sized = True  # what the page had as holes, its copy has
-        holding.kept_if_empty = False
-        pool.drafts.add(draft)
-        pool.face.publish(draft)
-        pool.sealer.schedule(draft)
 
     def _note_successor(self, entry: Entry, draft: Entry) -> None:
         now = trio.current_time()
@@ -397,15 +321,3 @@ class Openings:
         except OSError:
             os.ftruncate(holding.write_fd, old)
             raise
-
-
-def _copy(source: int, target: int, size: int) -> None:
-    """In a thread: copies a page into the draft that replaces it. StalePage when it became shorter."""
-    os.ftruncate(target, size)
-    fallocate(target, 0, 0, size)
-    offset = 0
-    while offset < size:
-        copied = os.copy_file_range(source, target, min(COPY_CHUNK, size - offset), offset, offset)
-        if not copied:
-            raise StalePage("the page was removed and shortened meanwhile")
-        offset += copied

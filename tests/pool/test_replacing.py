@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from kvfs import opening
+from kvfs import replacing
 from kvfs.errors import OutOfRoom, StalePage
 from kvfs.holding import Holding
 from kvfs.index import SEALED, Entry
@@ -35,8 +35,8 @@ class SlowCopy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
         self.begun = False
-        self._copy = opening._copy
-        monkeypatch.setattr(opening, "_copy", self.copy)
+        self._copy = replacing._copy
+        monkeypatch.setattr(replacing, "_copy", self.copy)
 
     def copy(self, source: int, target: int, size: int) -> None:
         self.begun = True
@@ -229,7 +229,7 @@ def test_a_copy_of_a_file_that_became_shorter_ends(tier: DramTier) -> None:
     try:
         os.write(source, b"short")
         with pytest.raises(StalePage):
-            opening._copy(source, target, 4096)
+            replacing._copy(source, target, 4096)
     finally:
         os.close(source)
         os.close(target)
