@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #define TASK_EXITING 0x4u /* PF_EXITING in the flags of /proc/PID/stat */
-#define PATIENCE_MS 20
+#define PATIENCE_MS 500 /* a busy machine lets a thread wait for tens of them */
 
 /* Reads a file of /proc/TASK whole; false if it cannot be. */
 static bool read_of_task(uint32_t task, const char *name, char *text, size_t size) {
