@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvfs.storage.adoption")
 
-MOST_LOOKS: Final = 16
+MOST_LOOKS: Final = 8
 """How often names that changed during the walk are looked at, since others change meanwhile."""
+AT_ONCE: Final = 64
+"""Names that a thread looks at before the event loop hears of it."""
 
 
 class Adoption:
@@ -79,20 +81,25 @@ class Adoption:
         """At what names mean there that changed during the walk. Then DRAM and the SSD can be compared."""
         storage, history = self._storage, self._storage.history
         for _ in range(MOST_LOOKS):
-            for path in list(history.named):
-                history.named.discard(path)
+            names = list(history.named)
+            history.named.clear()
+            for path in names:
                 self._conflicts.forget(path)
-                with suppress(TierFailed, TimedOut):
-                    await history.followed(path)
-                    found = await storage.in_thread(lambda path: look(storage.tier, path), path)
-                    if found is not None and not found.is_directory:
-                        self.adopt([found])
+            with suppress(OSError, TierFailed, TimedOut):
+                await history.caught_up()
+                for place in range(0, len(names), AT_ONCE):
+                    await self._look_at(names[place : place + AT_ONCE])
             if await self._conflicts.resolve():
                 return
         for path in [*history.named, *self._conflicts.paths()]:  # names change faster than one can look
             entry = storage.pool.index.find(path)
             if entry is None or entry.stored is None:
                 history.unlink(path)
+
+    async def _look_at(self, names: list[bytes]) -> None:
+        tier = self._storage.tier
+        looks = await self._storage.in_thread(lambda _: [look(tier, path) for path in names], b"")
+        self.adopt([found for found in looks if found is not None and not found.is_directory])
 
     def _put_in_order(self) -> None:
         """By the time of the last use; what was used meanwhile is there already."""

@@ -54,7 +54,10 @@ class Copying:
         self.written_bytes = 0
 
     def close(self) -> None:
-        """The loop has ended: what got no name is deleted."""
+        """The loop has ended: what got no name is deleted, by the next start where the history's thread has
+        not come back: it may be giving one of them its name."""
+        if self._storage.history.is_busy:
+            return
         for written in self._unpublished:
             self._storage.tier.abandon_page(written)
         self._unpublished.clear()

@@ -51,7 +51,6 @@ def pool(tier: DramTier, ssd: SsdTier, face: KernelFace) -> Iterator[Pool]:  # n
     pool.attach_face(face)
     yield pool
     assert pool.storage is not None
-    pool.storage.demotions.close()
     let_threads_end(pool.storage)
     try:
         check_pool(pool, face)

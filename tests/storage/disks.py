@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from kvfs.errors import TierFailed
@@ -66,12 +67,18 @@ def on_ssd(pool: Pool, path: bytes) -> bytes | None:
         return file.read()
 
 
-def let_threads_end(storage: Storage) -> None:
-    """The loop has ended; what it left behind in threads gives back what it has."""
+def _wait(is_over: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
-    while storage.history.is_busy or storage.jobs.abandoned or storage.tier.accounts.reserved_bytes:
+    while not is_over():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def let_threads_end(storage: Storage) -> None:
+    """The loop has ended; what it left behind in threads gives back what it has."""
+    _wait(lambda: not (storage.history.is_busy or storage.jobs.abandoned))
+    storage.demotions.close()
+    _wait(lambda: not storage.tier.accounts.reserved_bytes)
     gc.collect()  # an error from a thread and its trace hold each other, and a directory with them
 
 

@@ -1,5 +1,5 @@
-"""Names in DRAM and on the SSD while that has not followed: a daemon that is killed then leaves no page in the
-way of another."""
+"""Names in DRAM and on the SSD while that has not followed: a daemon that is killed then leaves no page in
+the way of another."""
 
 from __future__ import annotations
 
