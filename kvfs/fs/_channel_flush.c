@@ -141,6 +141,7 @@ uint64_t flush_taken(struct channel *channel, uint64_t handle) {
 void *channel_flushes_main(void *argument) {
     struct channel *channel = argument;
     struct flushes *flushes = &channel->flushes;
+    pthread_setname_np(pthread_self(), "kvfs-flushes");
     pthread_mutex_lock(&flushes->lock);
     while (!flushes->stopping) {
         if (flushes->head == flushes->tail) {

@@ -291,3 +291,46 @@ def test_a_program_that_executes_another_while_it_writes_does_not_wait_for_ever(
         wait_sealed(path)
         assert path.read_bytes() == b"x" * 5000
         path.unlink()
+
+
+def occupy(processor: int, ready: int) -> None:
+    """Leave a processor to nobody else for a tenth of a second."""
+    os.sched_setaffinity(0, {processor})
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    os.write(ready, b".")
+    end = time.monotonic() + 0.1
+    while time.monotonic() < end:
+        pass
+
+
+def test_the_draft_of_a_killed_writer_vanishes_though_the_machine_is_busy(
+    mount: KvfsMount, directory: Path
+) -> None:
+    """The thread that looks whether a signal ended the writer finds no processor for a while."""
+    path = directory / "empty"
+    *others, processor = sorted(os.sched_getaffinity(0))
+    tasks = Path(f"/proc/{mount.daemon_pid}/task")
+    (looking,) = (int(task.name) for task in tasks.iterdir() if "flushes" in (task / "comm").read_text())
+    os.sched_setaffinity(looking, {processor})
+    is_open, opened = os.pipe()
+    is_busy, busy = os.pipe()
+
+    def open_and_stay() -> None:
+        os.sched_setaffinity(0, others or {processor})
+        os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.write(opened, b".")
+        time.sleep(60)
+
+    try:
+        writer = start(open_and_stay)
+        os.read(is_open, 1)
+        occupant = start(lambda: occupy(processor, busy))
+        os.read(is_busy, 1)
+        os.kill(writer, signal.SIGKILL)
+        assert wait(writer) == -signal.SIGKILL
+        assert wait(occupant) == 0
+    finally:
+        os.sched_setaffinity(looking, {*others, processor})
+        for descriptor in (is_open, opened, is_busy, busy):
+            os.close(descriptor)
+    vanishes(path)
