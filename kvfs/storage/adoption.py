@@ -49,6 +49,8 @@ class Adoption:
         self._bytes = 0
         self.found = 0
         """How many names there were so far."""
+        self.is_scanned = False
+        """Whether all has been found: what is asked of the disk then has deadlines of its own."""
         self.progressed = 0.0
         """When the walk began, or found the last of them (trio's clock)."""
 
@@ -60,6 +62,7 @@ class Adoption:
             set_aside = partial(copies_were_set_aside, storage)
             with making_what_stays(lambda: self.found):
                 findings = await scan_in_background(storage.tier, self.adopt, set_aside)
+                self.is_scanned = True
                 await self._look_again()
                 self._put_in_order()
         except OSError as error:
@@ -86,7 +89,8 @@ class Adoption:
             for path in names:
                 self._conflicts.forget(path)
             with suppress(OSError, TierFailed, TimedOut):
-                await history.caught_up()
+                for path in names:
+                    await history.followed(path)
                 for place in range(0, len(names), AT_ONCE):
                     await self._look_at(names[place : place + AT_ONCE])
             if await self._conflicts.resolve():

@@ -52,6 +52,8 @@ class Walk:
         while seen != self._adoption.found:
             seen = self._adoption.found
             await trio.sleep(storage.io_timeout)
+            if self._adoption.is_scanned:
+                return
         storage.give_up(f"a walk over it found nothing new for {storage.io_timeout:g} s")
         walk.cancel()
         self._end()  # its thread may never come back
