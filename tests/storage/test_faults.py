@@ -17,7 +17,7 @@ from kvfs.errors import TierFailed, TimedOut
 from kvfs.index import SEALED, STORED, Entry
 from kvfs.opening import Openings
 from kvfs.pool import Pool
-from kvfs.storage import promotion
+from kvfs.storage import promotion, writing
 from kvfs.storage.described import RESIDENT
 from kvfs.storage.storage import Storage
 from tests.conftest import LogGuard
@@ -136,6 +136,29 @@ async def test_many_reads_of_a_slow_disk_are_no_failure(
         for entry in entries:
             nursery.start_soon(read_one, entry)
     assert storage.degraded() == []
+
+
+async def test_who_waits_to_be_written_hears_at_once_that_the_disk_hangs(
+    pool: Pool, storage: Storage, monkeypatch: pytest.MonkeyPatch, expect_log: LogGuard, quick: object
+) -> None:
+    expect_log("could not be written within|was not copied")
+    monkeypatch.setattr(writing, "BATCH_PAGES", 2)
+    storage.demotions.unstored.settle_seconds = 1000
+    entries = [await page(pool, b"%d" % number, OLD) for number in range(8)]
+    well = storage.write
+    storage.write = stuck = Stuck(well)
+    with trio.fail_after(2 * storage.io_timeout):
+        await storage.demotions.copy_all(entries)
+    assert stuck.calls == 1
+    assert {entry.stored for entry in entries} == {None}
+    assert storage.tier.accounts.reserved_bytes <= 2 * (len(OLD) + (1 << 20)), "of what is stuck alone"
+    stuck.release()
+    storage.write = well
+    await wait_until(lambda: storage.jobs.abandoned == 0)
+    storage.demotions.health.succeeded()
+    await storage.demotions.copy_all(entries)
+    assert {entry.stored for entry in entries} == {RESIDENT}
+    assert storage.tier.accounts.reserved_bytes == 0
 
 
 async def test_many_writes_to_a_slow_disk_are_no_failure(pool: Pool, storage: Storage) -> None:
