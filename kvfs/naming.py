@@ -26,6 +26,13 @@ def _is_stored(entry: Entry | None) -> bool:
     return entry is not None and entry.state == STORED
 
 
+def _needs_ssd(entry: Entry | None) -> bool:
+    """Whether only the SSD has it, or something in it."""
+    if isinstance(entry, Directory):
+        return any(map(_is_stored, entry.below()))
+    return _is_stored(entry)
+
+
 class Naming:
     """The changes that a program can make to the names of a pool."""
 
@@ -111,7 +118,7 @@ class Naming:
             pool.tier.link(entry.path(), path)
             pool.directories.use(parent)
         if self._may_be_on_ssd(entry):
-            pool.history.link(entry.path(), path)
+            pool.history.link(entry.path(), path, vacates=[entry.path()] if _is_stored(entry) else ())
         pool.index.add_link(entry, parent, name)
         pool.changed(entry)
 
@@ -224,10 +231,13 @@ class Naming:
         """A page that is not stored yet will be under its new name; what it replaces must go there."""
         history = self._pool.history
         if self._may_be_on_ssd(one) or one.is_directory:
-            history.rename(old, new, flags & RENAME_EXCHANGE)
+            vacates = [old] if _needs_ssd(one) else []
+            if flags & RENAME_EXCHANGE and _needs_ssd(other):
+                vacates.append(new)
+            history.rename(old, new, flags & RENAME_EXCHANGE, vacates=vacates)
         elif other is not None and (self._may_be_on_ssd(other) or other.is_directory):
             if flags & RENAME_EXCHANGE:
-                history.rename(new, old, 0)
+                history.rename(new, old, 0, vacates=[new] if _needs_ssd(other) else ())
             else:
                 history.unlink(new)
 

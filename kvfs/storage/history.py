@@ -28,7 +28,6 @@ from kvfs.counters import LimitedLog
 from kvfs.errors import NotStorable, TierFailed, means_in_the_way, means_no_room, means_too_large
 from kvfs.page import OWNER, Owner
 from kvfs.steps import step as pass_step
-from kvfs.syscalls import RENAME_EXCHANGE
 from kvfs.tiers import ssd_following as following
 from kvfs.tiers.ssd_names import prefixes
 from kvfs.tiers.ssd_tree import SsdTree
@@ -53,7 +52,7 @@ Done = Callable[[Exception | None], None]
 class Step(NamedTuple):
     """One thing to do on the SSD, and whom to tell on the event loop that it was done, or why not. Until then
     ``moves`` and all below them lie elsewhere there, the attributes of ``changes`` are older, and under
-    ``vacates`` lies what has another name already."""
+    ``vacates`` lies the only file of what has another name already."""
 
     work: Callable[[], object]
     done: Done | None
@@ -75,9 +74,9 @@ class NoHistory:
 
     def unlink(self, path: bytes) -> None: ...
 
-    def link(self, old: bytes, new: bytes) -> None: ...
+    def link(self, old: bytes, new: bytes, *, vacates: Sequence[bytes] = ()) -> None: ...
 
-    def rename(self, old: bytes, new: bytes, flags: int) -> None: ...
+    def rename(self, old: bytes, new: bytes, flags: int, *, vacates: Sequence[bytes] = ()) -> None: ...
 
     def set_owner(self, path: bytes, owner: Owner) -> None: ...
 
@@ -113,7 +112,7 @@ class History(NoHistory):
         self._changes: Counter[bytes] = Counter()
         """The same for attributes."""
         self._vacates: Counter[bytes] = Counter()
-        """The same for paths whose file on the SSD is needed under another name."""
+        """The same for paths that have on the SSD the only file of a page with another name."""
         self._changed = trio.Event()
         self._progress = trio.Event()
         """Set, and replaced, whenever steps were done or the SSD failed to."""
@@ -217,16 +216,14 @@ class History(NoHistory):
     def unlink(self, path: bytes) -> None:
         self.append(lambda: following.unlink(self._tier, path), moves=(path,))
 
-    def link(self, old: bytes, new: bytes) -> None:
-        self.append(lambda: following.link(self._tier, old, new), moves=(new,), vacates=(old,))
+    def link(self, old: bytes, new: bytes, *, vacates: Sequence[bytes] = ()) -> None:
+        self.append(lambda: following.link(self._tier, old, new), moves=(new,), vacates=vacates)
 
-    def rename(self, old: bytes, new: bytes, flags: int) -> None:
+    def rename(self, old: bytes, new: bytes, flags: int, *, vacates: Sequence[bytes] = ()) -> None:
+        """``vacates``: which of the names have on the SSD the only file of a page."""
         self.renames += 1
-        self.append(
-            lambda: following.rename(self._tier, old, new, flags),
-            moves=(old, new),
-            vacates=(old, new) if flags & RENAME_EXCHANGE else (old,),
-        )
+        work = partial(following.rename, self._tier, old, new, flags)
+        self.append(work, moves=(old, new), vacates=vacates)
 
     def set_owner(self, path: bytes, owner: Owner) -> None:
         self.set_attribute(path, OWNER, owner.format().encode())

@@ -4,7 +4,8 @@ The SSD follows the mount a little later. If the daemon is killed in between, th
 the mount was, and on the SSD what it was a moment before; of two pages of one name it takes that of DRAM, for
 the other is normally what was overwritten. It must never be a page that only had the name before. So
 
-- a name that such a page has left is given to nothing else until the SSD has followed (`History.vacated`);
+- a name that a page has left which only the SSD has is given to nothing else until that has followed
+  (`History.vacated`);
 - a page stays in DRAM until the SSD has it under the names that it has now;
 - a page that only the SSD has comes to DRAM before it exchanges names with one that DRAM has.
 """

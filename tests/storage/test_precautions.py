@@ -250,3 +250,21 @@ async def test_while_the_ssd_does_not_follow_such_a_name_is_refused(
     await storage.history.settled()
     await does_not_wait(create(operations, b"page"))
     assert on_ssd(pool, b"moved") == DATA
+
+
+async def test_names_of_what_dram_has_are_never_waited_for(
+    pool: Pool, storage: Storage, operations: Any, hold: Callable[[], Hold]
+) -> None:
+    """Programs write to a temporary and rename it, to the same names again and again."""
+    await stored(pool, b"temporary", DATA)
+    directory = files.mkdir(pool, b"d")
+    await page(pool, b"page", DATA, directory)
+    await storage.demotions.finish()
+    held = hold()
+    await does_not_wait(rename(operations, b"temporary", b"page"))
+    await does_not_wait(create(operations, b"temporary"))
+    await does_not_wait(rename(operations, b"d", b"e"))
+    await does_not_wait(lambda: operations.mkdir(ROOT, b"d", 0o40755, CONTEXT))
+    held.let_go()
+    await storage.history.settled()
+    assert on_ssd(pool, b"page") == on_ssd(pool, b"e/page") == DATA
