@@ -272,8 +272,9 @@ class History(NoHistory):
     async def vacated(self, path: bytes) -> None:
         """Waits until a name can be given to something in DRAM, and raises as `wait_for`. While the SSD has
         under it what the mount has elsewhere, a daemon that is killed would leave two pages of one name, and
-        the next would drop that of the SSD."""
-        await self.wait_for(lambda: path not in self._vacates)
+        the next would drop that of the SSD. A directory brings all the names below it."""
+        below = path + b"/"
+        await self.wait_for(lambda: not any(one == path or one.startswith(below) for one in self._vacates))
 
     def concerns(self, path: bytes) -> bool:
         """Whether steps that wait have to do with what a path means."""

@@ -237,9 +237,11 @@ class Workload:
             self._promises.is_stored(name)
 
     def rename_directory(self) -> None:
+        """To a free name, or over a directory that has nothing left in it."""
         there = self._directories()
         old = self._chance.choice(there)
-        new = self._free_directory(there)
+        empty = [name for name in there if name != old and not os.listdir(self._path(name))]
+        new = empty[0] if empty else self._free_directory(there)
         inside = [name for name in self._promises.now if name.startswith(f"{old}/")]
         for name in inside:
             self._promises.will_move(name, f"{new}/{name.partition('/')[2]}")

@@ -137,6 +137,22 @@ async def test_the_name_of_a_directory_too(
     assert on_ssd(pool, b"e/page") == DATA
 
 
+async def test_a_directory_takes_the_names_below_it(
+    pool: Pool, storage: Storage, operations: Any, hold: Callable[[], Hold]
+) -> None:
+    """It comes over an empty one, whose page has just left it."""
+    old, new, coming = (files.mkdir(pool, name) for name in (b"old", b"new", b"coming"))
+    entry = await page(pool, b"page", DATA, old)
+    await page(pool, b"page", OTHER, coming)
+    await storage.demotions.finish()
+    await pool.evictor.evict(entry)
+    held = hold()
+    await does_not_wait(lambda: operations.rename(old.number, b"page", new.number, b"page", 0, CONTEXT))
+    await waits_for(held, rename(operations, b"coming", b"old"))
+    await storage.history.settled()
+    assert (on_ssd(pool, b"new/page"), on_ssd(pool, b"old/page")) == (DATA, OTHER)
+
+
 async def test_all_other_names_are_free_at_once(
     pool: Pool, storage: Storage, operations: Any, hold: Callable[[], Hold]
 ) -> None:
