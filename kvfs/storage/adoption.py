@@ -82,7 +82,7 @@ class Adoption:
 
     async def _look_again(self) -> None:
         """At what names mean there that changed during the walk. Then DRAM and the SSD can be compared."""
-        storage, history = self._storage, self._storage.history
+        history = self._storage.history
         for _ in range(MOST_LOOKS):
             names = list(history.named)
             history.named.clear()
@@ -95,10 +95,7 @@ class Adoption:
                     await self._look_at(names[place : place + AT_ONCE])
             if await self._conflicts.resolve():
                 return
-        for path in [*history.named, *self._conflicts.paths()]:  # names change faster than one can look
-            entry = storage.pool.index.find(path)
-            if entry is None or entry.stored is None:
-                history.unlink(path)
+        self._conflicts.drop(history.named)  # names change faster than one can look
 
     async def _look_at(self, names: list[bytes]) -> None:
         tier = self._storage.tier

@@ -7,6 +7,7 @@ removed, the page would be lost if DRAM went too, before all is copied again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -55,10 +56,6 @@ class Conflicts:
         """The name means something else by now."""
         self._digests.pop(path, None)
 
-    def paths(self) -> list[bytes]:
-        """The names with different pages."""
-        return list(self._digests)
-
     async def resolve(self) -> bool:
         """Moves each copy to the page that it is of, and removes all others. False, and nothing is done,
         where names have changed meanwhile."""
@@ -74,6 +71,16 @@ class Conflicts:
                 self._move(path, entry)
         self._link()
         return True
+
+    def drop(self, changed: Iterable[bytes]) -> None:
+        """Removes what the SSD has under names with different pages, and under those that have changed: what
+        DRAM has is copied again."""
+        for path in [*changed, *self._digests]:
+            entry = self._storage.pool.index.find(path)
+            if entry is None or entry.stored is None:
+                self._storage.history.unlink(path)
+        self._digests.clear()
+        self._link()
 
     async def _lacking(self) -> dict[Digest, Entry]:
         """Pages in DRAM without a copy, by their digest."""

@@ -88,6 +88,22 @@ async def test_what_was_overwritten_goes(base: Path) -> None:  # noqa: F811
         assert on_ssd(pool, b"a") == CONTENTS[b"b"]
 
 
+@pytest.mark.parametrize("looks", [0, adoption.MOST_LOOKS])
+async def test_a_new_link_is_there_too(
+    base: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    looks: int,
+) -> None:
+    """Also where names change faster than one can look at them."""
+    async with daemon(base, keep_dram=True) as pool:
+        entry = await stored(pool, b"a", CONTENTS[b"a"])
+        stop_following(pool)
+        pool.names.link(entry, pool.index.root, b"b")
+    monkeypatch.setattr(adoption, "MOST_LOOKS", looks)
+    async with daemon(base) as pool:
+        await moved_copies(pool, {b"a": CONTENTS[b"a"], b"b": CONTENTS[b"a"]})
+
+
 async def test_a_link_where_another_page_lies(base: Path) -> None:  # noqa: F811
     """The link is made once what lies there has gone to its own name."""
     async with daemon(base, keep_dram=True) as pool:
