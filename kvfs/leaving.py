@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvfs.leaving")
 
+MUCH_FREED = 16 << 20
+"""Bytes of one file, which take some 0.1 ms to free: to ask a thread costs as much."""
 INLINE_FREED = 4 << 20
 """Bytes: a thread costs more than giving so much memory back, which takes some 0.1 ms."""
 
@@ -32,6 +34,16 @@ def allocated(fd: int) -> int:
 
 def _close_all(descriptors: list[int]) -> None:
     for fd in descriptors:
+        os.close(fd)
+
+
+async def let_go(fd: int) -> None:
+    """Closes the last descriptor of a removed file, -1 for none: in a thread when that frees much memory."""
+    if fd < 0:
+        return
+    if allocated(fd) > MUCH_FREED:
+        await trio.to_thread.run_sync(os.close, fd)
+    else:
         os.close(fd)
 
 

@@ -21,13 +21,11 @@ from kvfs.counters import LimitedLog
 from kvfs.errors import StalePage
 from kvfs.fs.channel import KILLED_HANDLE, NATIVE_HANDLE, UNFLUSHED_HANDLE
 from kvfs.index import Entry
+from kvfs.leaving import let_go
 from kvfs.opening import RETRY_SECONDS, Openings
 from kvfs.pool import Pool
 
 log = logging.getLogger("kvfs.fs.files")
-
-INLINE_CLOSE_BYTES = 16 << 20
-"""Freeing more memory than this, which takes some 100 µs, is left to a thread: to ask one costs as much."""
 
 
 @dataclass(slots=True)
@@ -126,7 +124,7 @@ class Files:
         for number, lookups in forgotten:
             with self._surviving():
                 if (fd := self._pool.forget(number, lookups)) >= 0:
-                    trio.lowlevel.spawn_system_task(self.let_go, fd)
+                    trio.lowlevel.spawn_system_task(let_go, fd)
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -158,15 +156,6 @@ class Files:
         entry = self._pool.index.by_number(number)
         if entry is not None:
             self._pool.settle(entry)
-
-    async def let_go(self, fd: int) -> None:
-        """Closes the last descriptor of a removed file: in a thread when that frees much memory."""
-        if fd < 0:
-            return
-        if os.fstat(fd).st_blocks * 512 > INLINE_CLOSE_BYTES:
-            await trio.to_thread.run_sync(os.close, fd)
-        else:
-            os.close(fd)
 
     # Control files
 

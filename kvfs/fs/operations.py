@@ -25,6 +25,7 @@ from kvfs.fs.lifetimes import NAMES as LIFETIMES
 from kvfs.fs.lifetimes import LifetimeAttributes
 from kvfs.fs.requests import NAMES, Requests
 from kvfs.index import Directory, Entry
+from kvfs.leaving import let_go
 from kvfs.page import RESERVED, Owner, new_owner
 from kvfs.pool import Pool
 from kvfs.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
@@ -131,7 +132,7 @@ class Operations(pyfuse3.Operations):
         self._files.catch_up()
         for number, lookups in inode_list:
             if not self._control.is_control(number):
-                await self._files.let_go(self._pool.forget(number, lookups))
+                await let_go(self._pool.forget(number, lookups))
 
     async def getattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         if self._control.is_control(inode):
@@ -297,7 +298,7 @@ class Operations(pyfuse3.Operations):
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         parent = await self._changing(parent_inode, name)
         await self._walked(parent.children.get(name))
-        await self._files.let_go(self._pool.names.unlink(parent, name))
+        await let_go(self._pool.names.unlink(parent, name))
 
     async def rmdir(self, parent_inode: InodeT, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         parent = await self._changing(parent_inode, name)
@@ -323,7 +324,7 @@ class Operations(pyfuse3.Operations):
             await self._pool.storage.precautions.before_exchange(
                 old.children.get(name_old), new.children.get(name_new)
             )
-        await self._files.let_go(self._pool.names.rename(old, name_old, new, name_new, flags))
+        await let_go(self._pool.names.rename(old, name_old, new, name_new, flags))
 
     # Listings
 

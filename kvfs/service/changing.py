@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-import trio
-
 from kvfs.errors import KvfsError
+from kvfs.leaving import let_go
 from kvfs.service.finding import FORBIDDEN, split
 from kvfs.service.messages import ABSENT, DONE, Codes, Delete, Pin, Prefetch
 from kvfs.service.peers import SEARCH, WRITE
@@ -18,9 +16,6 @@ if TYPE_CHECKING:
     from kvfs.service.prefetching import Prefetches
     from kvfs.service.reading import Reading
     from kvfs.service.session import Session
-
-INLINE_FREED = 16 << 20
-"""Bytes: a thread costs more than giving so much memory back."""
 
 
 class Changing:
@@ -87,8 +82,5 @@ class Changing:
             await storage.walked.wait()
         fd = pool.names.unlink(directory, name)
         pool.face.invalidate(directory.number, name)
-        if fd >= 0 and os.fstat(fd).st_blocks * 512 > INLINE_FREED:
-            await trio.to_thread.run_sync(os.close, fd)
-        elif fd >= 0:
-            os.close(fd)
+        await let_go(fd)
         return DONE

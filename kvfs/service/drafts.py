@@ -21,6 +21,7 @@ from kvfs.errors import (
 )
 from kvfs.holding import Holding
 from kvfs.index import DRAFT
+from kvfs.leaving import MUCH_FREED
 from kvfs.opening import INLINE_ALLOCATION
 from kvfs.page import DIGEST, OWNER
 from kvfs.sealing import lease_is_free
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 8
 """How often room is made for drafts that writers take before it is used."""
-INLINE_FREED = 16 << 20
-"""Bytes: a thread costs more than giving so much memory back."""
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +199,7 @@ class Drafts:
 
     def _close(self, fd: int, size: int) -> None:
         """Gives the memory back, in a thread where it is much."""
-        if size > INLINE_FREED:
+        if size > MUCH_FREED:
             trio.lowlevel.spawn_system_task(trio.to_thread.run_sync, os.close, fd)
         else:
             os.close(fd)

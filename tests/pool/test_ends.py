@@ -12,9 +12,10 @@ import trio
 
 from kvfs.fs.channel import KILLED_HANDLE
 from kvfs.fs.control import ControlFiles
-from kvfs.fs.files import INLINE_CLOSE_BYTES, Files
+from kvfs.fs.files import Files
 from kvfs.fs.operations import Operations
 from kvfs.index import SEALED
+from kvfs.leaving import MUCH_FREED
 from kvfs.pool import Pool
 from tests.conftest import LogGuard
 from tests.pool import files
@@ -119,7 +120,7 @@ async def test_what_goes_wrong_with_one_is_no_trouble_of_the_others(
     await settled(pool)
 
 
-@pytest.mark.parametrize("size", [MIB, INLINE_CLOSE_BYTES + MIB])
+@pytest.mark.parametrize("size", [MIB, MUCH_FREED + MIB])
 async def test_the_memory_of_what_is_forgotten_is_free(
     pool: Pool, given: Files, face: KernelFace, size: int
 ) -> None:
