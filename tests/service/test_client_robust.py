@@ -239,9 +239,8 @@ def test_paths_that_are_no_mount(mount: KvfsMount, tmp_path: Path) -> None:
         kvfs.connect(mount.path / "sub")
 
 
+@pytest.mark.as_root
 def test_who_may_not_is_told_so(make_mount: MakeMount) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to be somebody else")
     with make_mount(64 * MIB, "--mode", "0755") as mount:
         with kvfs.connect(mount.path) as kv:
             kv.put("secret/page", b"x")
